@@ -38,7 +38,6 @@ class Interrupts:
         timer.start()
 
     def take(self) -> None:
-        """Raise what was pressed."""
         self.waiting = False
         raise KeyboardInterrupt
 

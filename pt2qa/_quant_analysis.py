@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pt2qa._annotations import listing
-from pt2qa._bad_cases.case_metrics import CaseMetric
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.search import find_bad_cases
 from pt2qa._check.analysis import check
@@ -63,7 +62,8 @@ class QuantAnalysis:
     """Checks, finds bad cases, compares on them, ranks sites and searches for a better configuration, on one pair.
 
     Every method calls the function of pt2qa that does the work, writes ``<what>.safetensors``, ``<what>.txt`` and
-    ``<what>.csv`` (all rows) to ``out_dir``, and returns the report.  Another process can continue from the folder:
+    ``<what>.csv`` (all rows) to ``out_dir``, and returns the report.  It raises what that function raises, and
+    :class:`pt2qa.ReportError` if the folder cannot be written.  Another process can continue from the folder:
     :meth:`load_bad_case`, :meth:`reports`.  Several processes may use one folder at the same time.
 
     Args:
@@ -124,9 +124,6 @@ class QuantAnalysis:
 
         Args:
             options: ``model``, ``cpu``, ``rules``, ``silence`` and so on of :func:`pt2qa.check`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         self._claim(*_files_of("findings"))
         findings = check(self.pair, batches=self.batches, inputs_of=self.inputs_of, progress=self.progress, **options)
@@ -135,48 +132,17 @@ class QuantAnalysis:
 
     # -- bad cases -----------------------------------------------------------------------------------------------
 
-    def auto_find_bad_case(
-        self,
-        batches: Iterable[Any] | None = None,
-        *,
-        metric: str | CaseMetric | Sequence[str | CaseMetric] = "sqnr",
-        k: int = 1,
-        num_steps: int | None = None,
-        post_process: Callable[[Any], Any] | None = None,
-        targets_of: Callable[[Any], Any] | None = None,
-        feedback: Mapping[str, str] | None = None,
-        batch_axis: int | None = 0,
-    ) -> BadCases:
+    def auto_find_bad_case(self, batches: Iterable[Any] | None = None, **options: Any) -> BadCases:
         """Finds the samples that lose most, and sets them as bad cases: :func:`pt2qa.find_bad_cases`.
 
         Args:
             batches: items like the session's batches, which are the default; an iterator will do.
-            metric: what ranks samples: a name, a :class:`pt2qa.CaseMetric`, or several.
-            k: cases to keep for each metric and output.
-            num_steps: batches to read at most; None for all.
-            post_process: from the model's output to what is scored; None: the session's.
-            targets_of: from an item to its class targets.
-            feedback: for stateful models, input name → output name.
-            batch_axis: the axis that holds the samples; None to rank batches whole.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
+            options: ``metric``, ``k``, ``num_steps``, ``targets_of`` and so on of :func:`pt2qa.find_bad_cases`;
+                ``post_process`` is the session's by default.
         """
         self._claim(*_files_of(BAD_CASES))
-        self.bad_case = find_bad_cases(
-            self.pair,
-            self.batches if batches is None else batches,
-            metric=metric,
-            k=k,
-            num_steps=num_steps,
-            post_process=post_process or self.post_process,
-            inputs_of=self.inputs_of,
-            targets_of=targets_of,
-            mask=self.mask,
-            feedback=feedback,
-            batch_axis=batch_axis,
-            progress=self.progress,
-        )
+        data = {**self._every_batch(), "batches": self.batches if batches is None else batches}
+        self.bad_case = find_bad_cases(self.pair, **{**data, "post_process": self.post_process, **options})
         return self.save_bad_case()
 
     def set_bad_case(self, batch: Batch) -> BadCases:
@@ -188,14 +154,8 @@ class QuantAnalysis:
         Raises:
             BatchError: it does not fit the captured inputs.
         """
-        self.bad_case = find_bad_cases(
-            self.pair,
-            [batch],
-            post_process=self.post_process,
-            mask=self.mask,
-            batch_axis=None,
-            progress=self.progress,
-        )
+        data = {**self._every_batch(), "batches": [batch], "inputs_of": None}
+        self.bad_case = find_bad_cases(self.pair, **data, post_process=self.post_process, batch_axis=None)
         return self.bad_case
 
     def save_bad_case(self) -> BadCases:
@@ -237,7 +197,7 @@ class QuantAnalysis:
             diagnose: whether to diagnose.
 
         Raises:
-            Pt2qaError: as there; ReportError where there is no such case or the folder cannot be written.
+            ReportError: there is no such case.
         """
         if index is None:
             if diagnose:
@@ -256,9 +216,6 @@ class QuantAnalysis:
 
         Args:
             options: ``evaluation``, ``metric``, ``target``, ``deployed`` and so on of :func:`pt2qa.diagnose`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         return self._written("diagnosis", diagnose, **self._every_batch(), **options)
 
@@ -267,18 +224,11 @@ class QuantAnalysis:
 
         Args:
             options: ``prefixes``, ``ops``, ``modules``, ``isolated``, ``metrics`` of :func:`pt2qa.compare_layers`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         return self._written("layers", compare_layers, **self._data(), **options)
 
     def compare_weights(self) -> WeightReport:
-        """Compares all weights: :func:`pt2qa.compare_weights`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
-        """
+        """Compares all weights: :func:`pt2qa.compare_weights`."""
         return self._written("weights", compare_weights)
 
     def compare_deployed(self, **options: Any) -> DeployedReport:
@@ -286,9 +236,6 @@ class QuantAnalysis:
 
         Args:
             options: ``backend``, ``deployed``, ``program`` of :func:`pt2qa.compare_deployed`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         return self._written("deployed", compare_deployed, **self._every_batch(), **options)
 
@@ -297,9 +244,6 @@ class QuantAnalysis:
 
         Args:
             options: ``method``, ``metric`` and so on of :func:`pt2qa.sensitivity`.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         options = {"post_process": self.post_process, **options}
         return self._written("sensitivity", sensitivity, **self._data(), **options)
@@ -313,9 +257,6 @@ class QuantAnalysis:
         Args:
             target: dB such as ``30``, ``"sqnr>=30"``, or a :class:`pt2qa.Target`.
             options: ``budget``, ``fallback``, ``calibration`` and so on, as there.
-
-        Raises:
-            Pt2qaError: as there; ReportError where the folder cannot be written.
         """
         self._claim(PLAN, CODE)
         report = self._written("reconfiguration", reconfigure, **self._every_batch(), target=target, **options)

@@ -6,7 +6,7 @@ import functools
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -35,9 +35,6 @@ class Ranks:
 
     Every rank calls the same functions in the same order, and each of these ends with an exchange of what the ranks
     found, or of the error that one of them met.
-
-    Args:
-        group: a ``torch.distributed`` process group; None for the default one.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -48,18 +45,12 @@ class Ranks:
         self._told: Exception | None = None
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gives, in their order.
-
-        Raises:
-            RankError: another rank failed, or is gone.
-        """
         found = self._exchange(("", _packed(value)))
         if failed := _failed(found):
             raise failed
-        return [_unpacked(value) for _, value in found]
+        return [pickle.loads(value) for _, value in found]
 
     def first(self, value: T | None) -> T | None:
-        """The value of the first rank that has one; None if none has."""
         import torch.distributed as dist
 
         has = self.gather(value is not None)
@@ -68,7 +59,7 @@ class Ranks:
         sent = [_packed(value)]
         source = has.index(True)
         dist.broadcast_object_list(sent, dist.get_global_rank(self.group, source) if self.group else source, self.group)
-        found: T = _unpacked(sent[0])
+        found: T = pickle.loads(sent[0])
         return found
 
     def tell(self, error: Exception) -> Exception:
@@ -102,10 +93,6 @@ def _packed(value: object) -> bytes:
     into = io.BytesIO()
     _Packing(into).dump(value)
     return into.getvalue()
-
-
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(data)
 
 
 def _arrived(tensor: Tensor, device: str) -> Tensor:
@@ -158,14 +145,22 @@ def distributed(group: Any = None) -> Iterator[Ranks]:
     ranks = Ranks(group)
     token = _active.set(ranks)
     try:
-        yield ranks
+        with _told_to_all(ranks):
+            yield ranks
+    finally:
+        _active.reset(token)
+
+
+@contextmanager
+def _told_to_all(ranks: Ranks) -> Iterator[None]:
+    """An error within it is an error of all ranks."""
+    try:
+        yield
     except Exception as error:
         told = ranks.tell(error)
         if told is error:
             raise
         raise told from error
-    finally:
-        _active.reset(token)
 
 
 def active() -> Ranks | None:
@@ -180,17 +175,12 @@ def everywhere(value: T) -> list[T]:
 
 
 def first_anywhere(value: T | None) -> T | None:
-    """The value of the first rank that has one."""
     ranks = _active.get()
     return value if ranks is None else ranks.first(value)
 
 
 def same_everywhere(value: float, what: str) -> float:
-    """A user's number, which must be the same on all ranks.
-
-    Raises:
-        RankError: it is not.
-    """
+    """A user's number, which must be the same on all ranks."""
     found = everywhere(value)
     if len({repr(each) for each in found}) > 1:
         raise RankError(
@@ -211,15 +201,8 @@ def in_step(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def together(*args: P.args, **kwargs: P.kwargs) -> T:
         ranks = _active.get()
-        if ranks is None:
+        with nullcontext() if ranks is None else _told_to_all(ranks):
             return function(*args, **kwargs)
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            told = ranks.tell(error)
-            if told is error:
-                raise
-            raise told from error
 
     return together
 
@@ -262,13 +245,9 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
 
 
 def alone(what: str) -> None:
-    """Refuses what does not add up over ranks.
-
-    Raises:
-        RankError: within :func:`distributed`.
-    """
+    """Refuses what does not add up over ranks, within :func:`distributed`."""
     if _active.get() is not None:
-        raise RankError(f"{what} does not add up over ranks; call it outside of pt2qa.distributed(), on one of them.")
+        raise RankError(f"{what} cannot be merged over ranks. Call it outside of pt2qa.distributed(), on one rank.")
 
 
 def _failed(found: list[tuple[str, Any]]) -> Pt2qaError | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 A name stands for the module and everything below it, but for what has a name of its own in the table.
 """
 
-LATE = {"pt2qa.overrides.plan": "pt2qa.overrides.applied"}
+LATE = {"pt2qa.overrides.plan": "pt2qa.overrides.edited"}
 """The one import that points back, in a function: a plan is data that every layer may hold, and makes a quantizer."""
 
 PLUGIN_MAY_IMPORT = ("pt2qa.errors", "pt2qa.plugins")
@@ -96,7 +97,11 @@ PLUGIN_FILES = {
 
 @functools.cache
 def imports_of(path: Path) -> list[Import]:
-    return list(_imports(ast.parse(path.read_text()), at_import=True))
+    """The imports of a module, those too that a package makes on first use, which its stub lists."""
+    stub = path.with_suffix(".pyi")
+    lazy = re.sub(r"from \.(?! )", f"from {name_of(path, ROOT)}.", stub.read_text()) if stub.exists() else ""
+    lazy = lazy.replace("from . import", f"from {name_of(path, ROOT)} import")
+    return list(_imports(ast.parse(path.read_text() + lazy), at_import=True))
 
 
 def forward_imports_of(module: str) -> list[Import]:

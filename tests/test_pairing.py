@@ -259,7 +259,7 @@ def test_ops_without_a_handle_are_listed_on_both_sides() -> None:
     unpaired = {(each.side, each.name): each.reason for each in pt2qa.pair(reference, quantized).pairing.unpaired}
     assert unpaired["reference", "mean (mean)"] == "carries no handle"
     assert unpaired["quantized", "mean (mean)"] == (
-        "carries no handle, as ops of the reference do: nothing says which of them it is"
+        "has no handle, like ops of the reference: it cannot be matched with one of them"
     )
 
 
@@ -311,7 +311,7 @@ def graphs_of_two(first: nn.Module, second: nn.Module) -> tuple[GraphModule, Gra
     ],
 )
 def test_pair_with_other_integers_or_infinities_is_refused(other: nn.Module, what: str) -> None:
-    with pytest.raises(pt2qa.PairingError, match=f"{what}, held against its float value. Pass .* made from one model"):
+    with pytest.raises(pt2qa.PairingError, match=f"{what}, compared with its float value. Pass .* made from one model"):
         pt2qa.pair(*graphs_of_two(PICKS, other))
     assert pt2qa.pair(*graphs_of_two(PICKS, PICKS)).pairing.unpaired == ()
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from pt2qa import plugins
 from pt2qa.errors import PluginError
 from pt2qa.plugins import (
     GROUP,
@@ -209,7 +208,7 @@ def test_text_is_read_by_the_types_of_the_options(install: Install, spec: str, p
         ("toy:bits=1,bits=2", "quantizer 'toy': option bits is given twice"),
         (
             "toy:modules=fc",
-            "quantizer 'toy': option modules takes a mapping, which has no spelling here; "
+            "quantizer 'toy': option modules takes a mapping, which cannot be given as text; "
             "write pt2qa.quantizer('toy', modules=...) in Python",
         ),
     ],
@@ -300,39 +299,3 @@ def test_anything_else_is_refused(spec: object) -> None:
         f"got {spec!r} (builtins.{type(spec).__name__}), expected the name of a quantizer plug-in, a plug-in, or a "
         "torchao Quantizer object"
     )
-
-
-@dataclass(frozen=True)
-class FormerToy(Toy):
-    """Its methods have the names of earlier versions."""
-
-    def refuses(self, kind: str, node: Any) -> str:
-        return f"no {kind}"
-
-    def spell(self, plan: Any, graph: Any) -> str:
-        return "quantizer = None"
-
-
-def test_a_plugin_may_have_methods_by_their_former_names() -> None:
-    with pytest.warns(DeprecationWarning, match="'toy': its method refuses is called unsupported_reason now"):
-        assert plugins.unsupported_reason(FormerToy(), "int16", None) == "no int16"  # type: ignore[arg-type]
-    with pytest.warns(DeprecationWarning, match="'toy': its method spell is called quantizer_code now"):
-        assert plugins.quantizer_code(FormerToy(), None, None) == "quantizer = None"  # type: ignore[arg-type]
-    assert plugins.unsupported_reason(Toy(), "int16", None) == ""  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("former", "name"),
-    [
-        ("Place", "NamedOp"),
-        ("places_of", "ops_by_name"),
-        ("refusal", "unsupported_reason"),
-        ("spell", "quantizer_code"),
-        ("spell_edits", "edited_quantizer_code"),
-    ],
-)
-def test_former_names_work_and_warn(former: str, name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"pt2qa.plugins.{former} is called {name} now"):
-        assert getattr(plugins, former) is getattr(plugins, name)
-    with pytest.raises(AttributeError, match=r"no attribute 'spel'; it has .*quantizer_code"):
-        plugins.spel  # noqa: B018

@@ -161,9 +161,9 @@ class Silent(Quantizer):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("quantizer", "says"),
     [
-        ("xnnpack:mode=dynamic", "With these options it takes linear, conv2d, conv_transpose2d; the model has"),
-        ("x86:mode=dynamic", "With these options it takes linear; the model has"),
-        ("x86", "With these options it takes conv1d, conv2d, linear, mul, .*; the model has"),
+        ("xnnpack:mode=dynamic", "With these options it quantizes linear, conv2d, conv_transpose2d; the model has"),
+        ("x86:mode=dynamic", "With these options it quantizes linear; the model has"),
+        ("x86", "With these options it quantizes conv1d, conv2d, linear, mul, .*; the model has"),
         (Silent(), "would stay in float. The model has"),
     ],
 )

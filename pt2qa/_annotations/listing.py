@@ -106,7 +106,7 @@ def _of_capture(capture: Capture, quantizer: Any, qat: bool, overrides: Override
     return _report(
         graph,
         capture.names,
-        values_in_graph(known.ground.nodes, capture.names),
+        values_in_graph(known.graph.nodes, capture.names),
         SpecResolver(known, None),
         basis="annotated",
         notes=(),

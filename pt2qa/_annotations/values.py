@@ -225,11 +225,11 @@ class SpecResolver:
         """The point that annotates a rounded value at exactly this place."""
         if self.annotations is None:
             return None
-        named, nodes = self.annotations.points_by_name, self.annotations.ground.nodes
+        (values, constants), nodes = self.annotations.points_by_name, self.annotations.graph.nodes
         if value.constant:
-            found = (point for argument, point in named.constants.get(value.name, ()) if argument == value.argument)
+            found = (point for argument, point in constants.get(value.name, ()) if argument == value.argument)
             return next(found, None)
-        points = named.values.get(value.of, ())
+        points = values.get(value.of, ())
         if value.role == "output":
             return next((point for point in points if not point[1] or nodes[point[1]].op == OUTPUT), None)
         return next((point for point in points if point[1] and nodes[point[1]].name == value.name), None)
@@ -241,7 +241,7 @@ class SpecResolver:
             return own if own in points else next(iter(points), None)
         if own is not None or self.annotations is None or value.constant:
             return own
-        asked = self.annotations.points_by_name.values.get(value.of, ())
+        asked = self.annotations.points_by_name[0].get(value.of, ())
         # A value is rounded for all readers if its producer asks for it, else for those that do.
         return next((point for point in asked if value.role == "output" or not point[1]), None)
 

@@ -29,10 +29,9 @@ _RETURNS_ITS_INPUT = {
 
 
 class Aliases:
-    """Memory groups of a graph's values, and when each is written.
+    """Groups of values that may share memory, and when each is written, before later edits of the graph.
 
-    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.  Later edits of the
-    graph are not seen.
+    If a group is too large, a pass merely leaves an op alone; so when in doubt, groups are merged.
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
@@ -41,7 +40,7 @@ class Aliases:
         self._writes: list[tuple[int, Node]] = []
         for node in graph_module.graph.nodes:
             for shared in _shares_memory_with(node):
-                self._join(node, shared)
+                self._parent[self._find(node)] = self._find(shared)
             self._writes.extend((self._position[node], written) for written in written_by(node, graph_module))
 
     def group(self, node: Node) -> list[Node]:
@@ -50,14 +49,12 @@ class Aliases:
         return [other for other in self._position if self._find(other) is root]
 
     def written_after(self, node: Node, value: Node) -> bool:
-        """Whether an op after ``node`` writes to the memory of ``value``."""
         root = self._find(value)
         return any(
             position > self._position[node] and self._find(written) is root for position, written in self._writes
         )
 
     def written(self, values: Iterable[Node]) -> list[Node]:
-        """Those values whose memory some op writes to."""
         roots = {self._find(written) for _, written in self._writes}
         return [value for value in values if self._find(value) in roots]
 
@@ -70,12 +67,8 @@ class Aliases:
             node = parent
         return node
 
-    def _join(self, a: Node, b: Node) -> None:
-        self._parent[self._find(a)] = self._find(b)
-
 
 def written_by(node: Node, graph_module: GraphModule) -> list[Node]:
-    """The arguments that an op writes to in place."""
     if isinstance(node.target, OpOverload):
         return _arguments(node, write=True)
     if any(
@@ -88,7 +81,7 @@ def written_by(node: Node, graph_module: GraphModule) -> list[Node]:
 
 
 def in_place_argument(node: Node) -> Node | None:
-    """The argument that an in-place op rewrites and returns: ``x`` of ``relu_(x)``; None for other ops."""
+    """The argument that an in-place op writes and returns: ``x`` of ``relu_(x)``; None for other ops."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     returns = results_of(node.target)

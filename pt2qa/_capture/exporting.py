@@ -1,9 +1,11 @@
-"""``torch.export``, with errors that say what to try."""
+"""``torch.export``, with errors that say what to try, and the comparison of its program with the model."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+from pt2qa._graph.agreement import agreement_in, compare_outputs, difference
 from pt2qa._graph.handles import is_quantization, op_of
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import pytree
@@ -19,8 +22,6 @@ from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._report.prose import counted, few
 from pt2qa.errors import CaptureError
 
-_DOCS = "https://docs.pytorch.org/docs/stable/export.html"
-_LINES = 3
 _QUANTIZED = (
     *("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.", "torch.ao.nn.qat.", "torch.ao.nn.intrinsic.qat."),
     *("torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize"),
@@ -32,7 +33,6 @@ _FLOAT = ("FloatFunctional", "FXFloatFunctional")
 
 
 def check_model(model: object) -> nn.Module:
-    """The model, if it is a module in eval mode; else CaptureError."""
     if isinstance(model, ExportedProgram):
         raise CaptureError(
             "model is an ExportedProgram; expected the nn.Module that it was made from. ",
@@ -54,7 +54,6 @@ def check_model(model: object) -> nn.Module:
 
 
 def refuse_quantized(model: nn.Module) -> None:
-    """CaptureError for a model that eager mode, FX or torchao's ``quantize_`` prepared or quantized."""
     refuse_subclasses(model)
     parts = {name: type(part) for name, part in model.named_modules()}
     made = {
@@ -74,7 +73,7 @@ def refuse_quantized(model: nn.Module) -> None:
         counts = ", ".join(f"{count} {op}" for op, count in ops.most_common())
         raise CaptureError(
             f"the model is a graph that is quantized already ({counts}). ",
-            "Pass the float model; a quantized graph goes with its float one: pt2qa.pair(float_graph, converted).",
+            "Pass the float model; to compare it with its float graph, use pt2qa.pair(float_graph, converted).",
         )
 
 
@@ -86,10 +85,7 @@ def export(
     strict: bool,
     outputs: Any = None,
 ) -> ExportedProgram:
-    """``torch.export.export``; where it fails, CaptureError, whose cause is torch's own error.
-
-    ``outputs`` are what the model returns on these inputs.
-    """
+    """``outputs`` are what the model returns on these inputs."""
     with warnings.catch_warnings():
         # nn.LSTM and nn.GRU rebuild this list of their own weights in forward; it is not state.
         warnings.filterwarnings(
@@ -115,24 +111,24 @@ def export(
             raise CaptureError(
                 f"torch.export.export failed with {type(error).__name__}: {_first_lines(error)}\n",
                 f"Try {other}",
-                f". What a forward may do is described at {_DOCS}; torch's whole message is above this one.",
+                ". What a forward may do is described at https://docs.pytorch.org/docs/stable/export.html; "
+                "torch's whole message is above this one.",
             ) from error
     _read_as_buffers(program, model)
     return program
 
 
 def _foreign_outputs(outputs: Any) -> list[str]:
-    """The types of outputs that a program cannot return."""
     known = (Tensor, int, float, complex, str, bytes, type(None))
     kinds = [type(leaf).__name__ for leaf in pytree.tree_leaves(outputs) if not isinstance(leaf, known)]
     return [f"a {kind}" for kind in dict.fromkeys(kinds)]
 
 
 def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:
-    """Makes those constants that are buffers of the model read as such, in place.
+    """Makes constants that are buffers of the model read as such, in place.
 
-    A buffer that forward also reaches past the module, as the keys that a cache object holds, is traced as a constant
-    unless ``strict=True``; what forward writes to it would be no state.
+    A buffer that forward also reaches past the module, as through a cache object, is traced as a constant unless
+    ``strict=True``; what forward writes to it would be no state.
     """
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     specs = program.graph_signature.input_specs
@@ -150,13 +146,113 @@ def _read_as_buffers(program: ExportedProgram, model: nn.Module) -> None:
 
 
 def _is_exported(model: nn.Module) -> bool:
-    """Whether a model is a graph of operators only."""
     return isinstance(model, GraphModule) and all(
         node.op != "call_module" or calls_guards(node) for node in model.graph.nodes
     )
 
 
 def _first_lines(error: Exception) -> str:
-    """The first lines of an error; torch adds pages of advice to it."""
+    """torch adds pages of advice to its errors."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    return "\n".join(lines[:_LINES]) or "no message"
+    return "\n".join(lines[:3]) or "no message"
+
+
+AGREEMENT_DB = 100.0
+"""Below this, a float32 program computes something else: kernels that merely sum in another order agree to 120 dB."""
+
+
+class State:
+    """A copy of a model's current buffers, to restore them later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._saved = [
+            (f"{path}.{name}" if path else name, module, name, value, value.detach().clone())
+            for path, module in model.named_modules()
+            for name, value in module.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+
+    def changed(self) -> tuple[str, ...]:
+        return tuple(
+            path
+            for path, module, name, value, saved in self._saved
+            if getattr(module, name, None) is not value or difference(value, saved, math.inf)
+        )
+
+    def restore(self) -> None:
+        changed = set(self.changed())
+        for path, module, name, value, saved in self._saved:
+            # Tracing records gradients on a buffer that forward reaches past the module, as through a cache object.
+            if value.grad_fn is not None:
+                value.detach_()
+            if path in changed:
+                setattr(module, name, value)
+                with torch.no_grad():
+                    value.copy_(saved)
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a model or graph returns for copies of the inputs."""
+    args, kwargs = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
+    return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), function(*args, **kwargs))
+
+
+def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        with torch.no_grad():
+            return run(model, args, kwargs)
+    except Exception as error:
+        raise CaptureError(
+            f"the model fails on its example inputs, before any export: {type(error).__name__}: {error}. ",
+            "Call model(*args, **kwargs) to see where.",
+        ) from error
+
+
+def check_stateless(
+    model: nn.Module, state: State, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The buffers that the run that returned ``eager`` changed after ``state``; restores them."""
+    changed = state.changed()
+    found = compare_outputs(eager, run_eager(model, args, kwargs), AGREEMENT_DB) if changed else None
+    state.restore()
+    if found is not None:
+        raise CaptureError(
+            f"the model keeps state: forward changes its buffers {few([repr(name) for name in changed])}, and {found} "
+            "between two runs of one input. ",
+            "pt2qa compares runs of one input: take the state as an input and return the new one.",
+        )
+    return changed
+
+
+def check_agreement(
+    model: nn.Module, state: State, eager: Any, program: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuses a program whose outputs are not its model's: floats to :data:`AGREEMENT_DB`, all others exactly.
+
+    ``eager`` is what the model returned, and ``state`` are its buffers before that run.
+    """
+    least = agreement_in(program.graph, AGREEMENT_DB)
+    with torch.no_grad():
+        captured = run(program, args, kwargs)
+        found = compare_outputs(eager, captured, least)
+        if found is None:
+            return
+        own = compare_outputs(eager, run(model, args, kwargs), least)
+        state.restore()
+    # torch.export traces with gradients on.  Without them, torch.nn's transformer layers take another path, which
+    # writes zeros where a mask covers the input.
+    traced = run(model, args, kwargs)
+    state.restore()
+    if own is None and compare_outputs(traced, captured, least) is None:
+        return
+    if own is not None:
+        raise CaptureError(
+            f"the model is not deterministic: {own} between two runs of one input in eval mode. It is "
+            "random (torch.rand, a dropout that ignores eval()) or keeps state in Python attributes. ",
+            "pt2qa compares runs of one input: make forward deterministic.",
+        )
+    raise CaptureError(
+        f"the captured program does not compute what the model computes: {found} on the example "
+        "inputs. Values that forward reads from outside, branches on values and writes to views of a tensor are the "
+        "usual causes. ",
+        "Try the other strict=, and compare torch.export.export(model, args).module() with the model.",
+    )

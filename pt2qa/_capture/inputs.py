@@ -1,25 +1,33 @@
-"""Example inputs: their form, their names, and a check that no two of them are the same tensor."""
+"""Example inputs and batches: their form, names and device, and whether they are what a program was captured with.
+
+Graphs with fixed sizes compute nonsense for other sizes, or fail deep inside, because ``view`` and ``expand`` contain
+the captured numbers.  torch's own check, ``_guards_fn``, is a node that stays in the graph through prepare and convert,
+and its message does not say what to do.  So graphs are made without it, and batches are checked here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
-from pt2qa._graph.internals.torch import is_traceable_wrapper_subclass, pytree
-from pt2qa.errors import CaptureError
+from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._graph.internals.torch import is_traceable_wrapper_subclass, pytree, size_expression
+from pt2qa.errors import BatchError, CaptureError
+
+Values = TypeVar("Values")
 
 
 def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs, of a tuple, one tensor or a dict; CaptureError where they are something else.
-
-    >>> as_call({"x": 1}, None)
-    ((), {'x': 1})
-    """
+    """Positional and keyword inputs, of a tuple, one tensor or a dict."""
     if isinstance(args, Mapping):
         if kwargs is not None:
             raise CaptureError(
@@ -42,7 +50,7 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
         given = f"dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else type(kwargs).__name__
-        raise CaptureError(f"kwargs is a {given}; expected a dict from the names of inputs to values.")
+        raise CaptureError(f"kwargs is a {given}; expected a dict of input names and values.")
     return args, kwargs
 
 
@@ -67,9 +75,9 @@ def refusal(name: str, value: object) -> tuple[str, str] | None:
 
 
 def without_gradients(value: Tensor) -> Tensor:
-    """The tensor for runs without gradients: not a Parameter, does not require grad, not from inference mode.
+    """The tensor, with its memory if possible, for a run that records no gradients of it.
 
-    It shares memory if it can.  torch does not allow a tensor from inference mode in a run that records gradients.
+    torch does not allow a tensor from inference mode in a run that records gradients.
     """
     if value.is_inference():
         value = value.clone()
@@ -77,7 +85,6 @@ def without_gradients(value: Tensor) -> Tensor:
 
 
 def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuses example inputs that are NumPy arrays or sparse tensors; the CaptureError says what to pass."""
     for name, value in leaf_names(args, kwargs):
         reason = refusal(f"example input {name}", value)
         if reason is not None:
@@ -111,7 +118,6 @@ def refuse_aliases(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have an element in common."""
     if a is b:
         return True
     if any(t.layout is not torch.strided or not t.numel() or t.device.type == "meta" for t in (a, b)):
@@ -123,3 +129,152 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     used = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
     used.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
     return bool(used.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def common_device(values: Iterable[Any]) -> torch.device | None:
+    """The one device that all tensors lie on; None if there is no tensor, or if they lie on several."""
+    found = {value.device for value in values if isinstance(value, Tensor)}
+    return found.pop() if len(found) == 1 else None
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    return common_device([*model.parameters(), *model.buffers()])
+
+
+def moved(values: Values, device: torch.device | None) -> Values:
+    """Nested values with all tensors on a device, except for meta tensors; ``None`` leaves them where they are."""
+    if device is None:
+        return values
+    found: Values = pytree.tree_map_only(Tensor, lambda each: each if each.is_meta else each.to(device), values)
+    return found
+
+
+def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    """Refuses inputs that do not have the number, names, nesting, dtypes and shapes of the captured ones.
+
+    A dynamic dimension accepts every size in its range; dimensions that were captured as one must be equal.
+    """
+    kwargs = _in_captured_order(program, args, {} if kwargs is None else kwargs)
+    leaves = leaf_names(args, kwargs)
+    _check_nesting(program, args, kwargs)
+    known: dict[Any, tuple[int, str]] = {}
+    later: list[tuple[Any, int, str]] = []
+    for node, (leaf, value) in zip(_inputs(program), leaves, strict=True):
+        name = f"{leaf} ({node.target})"
+        expected = node.meta.get(VALUE)
+        if isinstance(expected, Tensor):
+            _check_tensor(name, value, expected)
+            for axis, (size, captured) in enumerate(zip(value.shape, expected.shape, strict=True)):
+                if isinstance(captured, torch.SymInt):
+                    later.append((size_expression(captured), int(size), f"{name} has size {size} in dimension {axis}"))
+        elif not isinstance(expected, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            _check_constant(name, value, expected)
+    # Plain symbols first: derived sizes such as 2*s0 are then checked with their values.
+    for expression, size, what in sorted(later, key=lambda entry: not entry[0].is_Symbol):
+        _check_size(program, expression, size, what, known)
+
+
+def _inputs(program: ExportedProgram) -> list[Node]:
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return [placeholders[name] for name in names]
+
+
+def _in_captured_order(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    spec = program.call_spec.in_spec
+    assert spec is not None
+    names = list(spec.child(1).context)
+    positional = spec.child(0).num_children
+    if len(args) != positional:
+        raise BatchError(
+            f"the batch has {len(args)} positional inputs; captured with {positional}"
+            + (f" and the keywords {names}" if names else "")
+            + ". "
+            + ("Pass a dict of these. " if names and not positional else "")
+            + "If a batch holds targets too, pass its inputs only (inputs_of=lambda item: item[0])."
+        )
+    unknown, missing = [name for name in kwargs if name not in names], [name for name in names if name not in kwargs]
+    if unknown or missing:
+        found = [f"unknown keywords {unknown}"] * bool(unknown) + [f"no {missing}"] * bool(missing)
+        raise BatchError(f"the batch has {' and '.join(found)}; captured with the keywords {names}.")
+    return {name: kwargs[name] for name in names}
+
+
+def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    captured = program.call_spec.in_spec
+    given = pytree.tree_structure((args, kwargs))
+    assert captured is not None
+    if given != captured:
+        names = [*(f"args[{i}]" for i in range(len(args))), *(f"kwargs[{name!r}]" for name in kwargs)]
+        parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (given, captured))
+        for name, a, b in zip(names, *parts, strict=True):
+            if a != b:
+                raise BatchError(f"{name} is {_nesting(a)}; captured with {_nesting(b)}.")
+
+
+def _check_tensor(name: str, value: Any, expected: Tensor) -> None:
+    reason = refusal(name, value)
+    if reason is not None:
+        raise BatchError("".join(reason))
+    if not isinstance(value, Tensor):
+        raise BatchError(f"{name} is {reprlib.repr(value)}; captured with a tensor of shape {_shape(expected)}.")
+    if value.dtype != expected.dtype:
+        raise BatchError(f"{name} has dtype {value.dtype}; captured with {expected.dtype}. Convert the batch.")
+    if value.device.type != expected.device.type:
+        raise BatchError(f"{name} is on {value.device}; captured on {expected.device}. Move the batch.")
+    fits = value.dim() == expected.dim() and all(
+        isinstance(captured, torch.SymInt) or size == captured
+        for size, captured in zip(value.shape, expected.shape, strict=False)
+    )
+    if not fits:
+        hint = ""
+        if value.dim() == expected.dim():
+            key = name.partition("(")[2].removesuffix(")")
+            # A symbolic size must not be compared, because that would specialise it in the program.
+            fixed = [i for i, size in enumerate(expected.shape) if isinstance(size, int) and size != value.shape[i]]
+            dims = ", ".join(f"{i}: torch.export.Dim.AUTO" for i in fixed)
+            hint = f" To allow other sizes, capture with dynamic_shapes={{{key!r}: {{{dims}}}, ...}}."
+        raise BatchError(f"{name} has shape {list(value.shape)}; captured with {_shape(expected)}.{hint}")
+
+
+def _check_constant(name: str, value: Any, expected: Any) -> None:
+    if isinstance(value, Tensor) or type(value) is not type(expected) or value != expected:
+        shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise BatchError(
+            f"{name} is {shown}; captured with {expected!r}, which is part of the graph. Capture again with it."
+        )
+
+
+def _check_size(
+    program: ExportedProgram, expression: Any, size: int, what: str, known: dict[Any, tuple[int, str]]
+) -> None:
+    value = expression.subs({symbol: bound for symbol, (bound, _) in known.items()})
+    if value.is_number:
+        if int(value) != size:
+            others = "; ".join(text for symbol, (_, text) in known.items() if symbol in expression.free_symbols)
+            raise BatchError(f"{what}; expected {int(value)} ({expression}), because {others}.")
+        return
+    allowed = program.range_constraints.get(expression)
+    # As in torch: a range that starts at 2 only means that sizes 0 and 1 were not traced separately.
+    if allowed is not None and not (size <= allowed.upper and (size >= allowed.lower or allowed.lower <= 2)):
+        upper = allowed.upper if allowed.upper.is_number and allowed.upper.is_finite else "any"
+        raise BatchError(f"{what}; captured for sizes from {allowed.lower} to {upper}.")
+    if value.is_Symbol:
+        known[value] = (size, what)
+        return
+    if len(value.free_symbols) == 1:
+        # torch derives sizes only as a * symbol + b.
+        (symbol,) = value.free_symbols
+        offset = value.subs(symbol, 0)
+        solution = (size - offset) / (value.subs(symbol, 1) - offset)
+        if not solution.is_integer:
+            raise BatchError(f"{what}; captured for sizes of the form {expression}.")
+        known[symbol] = (int(solution), what)
+
+
+def _nesting(spec: pytree.TreeSpec) -> str:
+    return "a single value" if spec.is_leaf() else f"nested as {spec}"
+
+
+def _shape(value: Tensor) -> str:
+    return str([size if isinstance(size, int) else str(size) for size in value.shape]).replace("'", "")

@@ -18,14 +18,19 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
 from pt2qa._ambient import callers_device, torch_defaults
-from pt2qa._capture.agreement import State, check_agreement, check_stateless, run_eager
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.batches import check_inputs
 from pt2qa._capture.changes import Change
-from pt2qa._capture.devices import device_of, moved
-from pt2qa._capture.exporting import check_model, export
-from pt2qa._capture.inputs import as_call, refuse_aliases, refuse_unusable, without_gradients
-from pt2qa._capture.normalise import DECOMPOSABLE, DECOMPOSED, normalise
+from pt2qa._capture.exporting import State, check_agreement, check_model, check_stateless, export, run_eager
+from pt2qa._capture.inputs import (
+    as_call,
+    check_inputs,
+    device_of,
+    moved,
+    refuse_aliases,
+    refuse_unusable,
+    without_gradients,
+)
+from pt2qa._capture.normalise import DECOMPOSABLE, normalise
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
 from pt2qa._graph.internals.torch import pytree, with_graph
@@ -152,10 +157,9 @@ def capture(
             ``torch.export`` failed, there is nothing to decompose, or the program does not compute what the model
             computes.
 
-    >>> import torch
-    >>> from pt2qa._capture.program import capture
+    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    >>> captured = capture(model, torch.zeros(1, 4))
+    >>> captured = pt2qa.capture(model, torch.zeros(1, 4))
     >>> [op.name for op in captured.names.values()]
     ['input', '0/linear', '1/relu', '2/linear']
     """
@@ -216,9 +220,8 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
     Raises:
         CaptureError: it is not an ExportedProgram, or holds weights of torchao's ``quantize_``.
 
-    >>> import torch
-    >>> from pt2qa._capture.program import with_handles
-    >>> program = with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
+    >>> import torch, pt2qa
+    >>> program = pt2qa.with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
     >>> [op.name for op in names_of(program).values()]
     ['input', 'linear']
     """
@@ -264,8 +267,7 @@ def _graph_copy(program: ExportedProgram) -> ExportedProgram:
 
 
 def _check_decomposed(program: ExportedProgram, kinds: tuple[str, ...], changes: tuple[Change, ...]) -> None:
-    """Refuses kinds to decompose of which the model has none."""
-    if not kinds or any(change.rule in DECOMPOSED for change in changes):
+    if not kinds or any(change.rule in ("recurrent op", "attention") for change in changes):
         return
     nodes = [placed.node for placed in walk(program.graph_module)]
     counts = Counter(op_of(node.target) for node in nodes if node.op == "call_function")

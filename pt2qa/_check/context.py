@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._capture.normalise import write_sources
 from pt2qa._capture.program import Capture
 from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.integer_products import IntegerProduct, integer_products
@@ -25,7 +25,7 @@ from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, so
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
-from pt2qa._quantize.observers import find_observers
+from pt2qa._quantize.calibration import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.data import Data
 from pt2qa._weights.analysis import weight_rows
@@ -37,7 +37,6 @@ from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.broken_lines import BrokenLine, broken_lines, broken_weights
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import DoesNotApplyError, QuantizerPlugin, resolve
-from pt2qa.plugins.abilities import int32_bias_of
 from pt2qa.plugins.registry import spec_of
 
 NO_INPUTS = "without example inputs: pt2qa.check(model, args)"
@@ -164,7 +163,7 @@ class CheckContext:
     @property
     def int32_bias(self) -> bool | None:
         """Whether the backend's kernels add biases to 32-bit sums; None if no plug-in says."""
-        return int32_bias_of(self.known("plugin"))
+        return getattr(self.known("plugin"), "int32_bias", None)
 
     @functools.cached_property
     def annotations(self) -> Annotations:

@@ -120,7 +120,7 @@ def _sized(value: Any) -> Any:
 
 def states_of(annotations: Annotations) -> dict[str, State]:
     """Which operands of each product are rounded, by name, as a quantizer annotated them."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     return {
         node.name: state_of(
             node.op,
@@ -137,7 +137,7 @@ def states_of(annotations: Annotations) -> dict[str, State]:
 def own_spec(annotations: Annotations, point: Point) -> Any | None:
     """The spec that a point resolves to; None if it has none, leads nowhere, or rounds nothing."""
     root = root_of(annotations.specs, point)
-    if root is None or not is_quantized(annotations.specs[root], annotations.ground.nodes[point[0]]):
+    if root is None or not is_quantized(annotations.specs[root], annotations.graph.nodes[point[0]]):
         return None
     spec = annotations.specs[root]
     return spec.spec if isinstance(spec, Derives) else spec
@@ -149,7 +149,7 @@ def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
         if (spec := own_spec(annotations, point)) is not None:
             return spec
     # A constant may be rounded before it is reshaped.
-    node = annotations.ground.nodes[source]
+    node = annotations.graph.nodes[source]
     deeper = node.inputs if node.constant else ()
     return next((spec for one in deeper if (spec := spec_read(annotations, one, source)) is not None), None)
 

@@ -12,9 +12,7 @@ from torch.fx import GraphModule
 
 from pt2qa._capture.changes import Change
 from pt2qa._capture.exporting import export
-from pt2qa._capture.normalise import PASSES
-from pt2qa._capture.normalise.regions import inline_regions
-from pt2qa._capture.normalise.sources import write_sources
+from pt2qa._capture.normalise import PASSES, inline_regions, write_sources
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards

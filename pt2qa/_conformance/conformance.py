@@ -121,7 +121,7 @@ class ConformanceRun:
             return ModelCoverage(model, trial.model.pattern, 0, 0)
         annotations = annotated.annotations
         values = ("input", OUTPUT)
-        ops = sum(not node.constant and node.op not in values for node in annotations.ground.nodes.values())
+        ops = sum(not node.constant and node.op not in values for node in annotations.graph.nodes.values())
         quantized = sum("float" in op.levels and op.op not in values for op in annotations.ops.values())
         return ModelCoverage(model, trial.model.pattern, ops, quantized)
 

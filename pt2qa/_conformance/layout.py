@@ -34,7 +34,7 @@ def layout_of(annotations: Annotations) -> Layout:
         root, place = root_of(specs, point), place_of(annotations, point)
         if root is None:
             found[place] = "a scale that resolves to no spec"
-        elif is_quantized(specs[root], annotations.ground.nodes[point[0]]):
+        elif is_quantized(specs[root], annotations.graph.nodes[point[0]]):
             found[place] = spec_text(specs[root])
             groups[root].append(place)
     group_of = {place: frozenset(group) for group in groups.values() for place in group}
@@ -43,7 +43,7 @@ def layout_of(annotations: Annotations) -> Layout:
 
 def place_of(annotations: Annotations, point: Point) -> str:
     """A point's readable name: ``conv/conv2d → relu/relu``, ``output of fc/linear``, ``argument 1 of fc/linear``."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     source, reader = point
     name = nodes[source].name if source in nodes else source
     if not reader:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pt2qa._ambient import torch_defaults
+from pt2qa._check.analysis import check
+from pt2qa._check.report import Finding
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, opened, program_for
-from pt2qa._deployed.explained import explained, reasons_for
+from pt2qa._deployed.lowerable import Lowerable, lowerable
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.taps import Lowerable, lowerable
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
@@ -22,7 +24,7 @@ from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Backend
+from pt2qa.plugins import Backend, available, backend_of, rules_of
 
 
 @in_step
@@ -66,8 +68,7 @@ def compare_deployed(
         BatchError: there is no batch, or one does not match the captured inputs or the mask.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> import torch
-    >>> import pt2qa
+    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [stage.name for stage in pt2qa.compare_deployed(pair, [x], progress=False).stages]
@@ -76,7 +77,9 @@ def compare_deployed(
     alone("compare_deployed")
     check_pair(pair)
     if deployed is not None and program is not None:
-        raise DeploymentError("deployed= and program= were given: a program that was made elsewhere is not lowered.")
+        raise DeploymentError(
+            "got deployed= and program=, expected one of them: a program built elsewhere is not lowered."
+        )
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     chosen = backend_for(pair, backend) if deployed is None else None
     with explained(pair, chosen):
@@ -102,3 +105,35 @@ def _path(deployed: Any) -> Path:
             "recorded outputs."
         )
     return Path(deployed)
+
+
+OF_ALL_KERNELS = ("bias-overflow",)
+"""Rules of no plug-in that are about kernels."""
+
+
+@contextmanager
+def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
+    """Adds to a failure of the backend what the check finds in the model."""
+    try:
+        yield
+    except DeploymentError as error:
+        reasons = [about(each) for each in _findings(pair, backend) if each.severity == "error"]
+        if not reasons:
+            raise
+        raise DeploymentError(f"{error}\nThe check finds in this model: {'; '.join(reasons)}") from error
+
+
+def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[str]) -> list[str]:
+    return [about(each) for each in _findings(pair, backend) if each.name in names] if names else []
+
+
+def about(finding: Finding) -> str:
+    return f"{finding.name}: {finding.why} ({finding.rule})"
+
+
+def _findings(pair: QuantizedPair, backend: Backend | None) -> tuple[Finding, ...]:
+    plugins = (each for each in available().values() if backend is not None and type(backend_of(each)) is type(backend))
+    if (plugin := next(plugins, None)) is None:
+        return ()
+    rules = [rule.id for rule in rules_of(plugin)]
+    return check(pair, quantizer=plugin, rules=[*rules, *OF_ALL_KERNELS], progress=False).rows

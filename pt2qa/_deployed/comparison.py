@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._deployed.deployment import run_program
+from pt2qa._deployed.lowerable import Lowerable, ObservedValue, leaves_of, tensor_outputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
-from pt2qa._deployed.taps import Lowerable, Tap, leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
@@ -44,17 +44,11 @@ from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
 
-UNUSABLE = "observing changed the program's outputs on this data"
-
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of one row; ``merge`` combines two."""
-
-    isolated: NoiseSums = field(default_factory=NoiseSums)
-    cumulative: NoiseSums = field(default_factory=NoiseSums)
-    quantized: NoiseSums = field(default_factory=NoiseSums)
-    deployed: NoiseSums = field(default_factory=NoiseSums)
+    noise: tuple[NoiseSums, ...] = (NoiseSums(),) * 4
+    """Isolated, cumulative, quantized, deployed: see :class:`DeployedRow`."""
     atol: float = 0.0
     differing: int = 0
     count: int = 0
@@ -63,10 +57,7 @@ class _Sums:
 
     def merge(self, other: _Sums) -> _Sums:
         return _Sums(
-            self.isolated.merge(other.isolated),
-            self.cumulative.merge(other.cumulative),
-            self.quantized.merge(other.quantized),
-            self.deployed.merge(other.deployed),
+            tuple(a.merge(b) for a, b in zip(self.noise, other.noise, strict=True)),
             max(self.atol, other.atol),
             self.differing + other.differing,
             self.count + other.count,
@@ -76,7 +67,7 @@ class _Sums:
 
     @property
     def nonfinite(self) -> bool:
-        return any(math.isnan(each.noise) for each in (self.isolated, self.cumulative, self.quantized, self.deployed))
+        return any(math.isnan(each.noise) for each in self.noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +102,9 @@ class Comparison:
         self.input_ranges: tuple[InputRange, ...] = ()
         reasons = program.taps
         self.observed = {
-            tap.step.index: tap for tap in lowerable.taps if not tap.refused and not reasons.get(tap.node, "lost")
+            each.step.index: each
+            for each in lowerable.values
+            if not each.refused and not reasons.get(each.node, "lost")
         }
         self.sums: dict[int, _Sums] = {index: _Sums() for index in self.observed}
         self.outputs: list[_Sums] = []
@@ -130,7 +123,7 @@ class Comparison:
             return
         counted = None if self.positions is None else self.positions.of(batch, values)
         ran = run_program(self.program, values)
-        seen = {} if ran.changed else {index: ran.values[tap.node] for index, tap in self.observed.items()}
+        seen = {} if ran.changed else {index: ran.values[observed.node] for index, observed in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen, counted), values)
         self._check_isolated(values, seen, measured, counted)
         before = self.stages.before(batch, values)
@@ -148,7 +141,7 @@ class Comparison:
             self.set_apart.append(apart)
         else:
             self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, counted)])
-            self.stages.add(self.stages.measured(every))
+            self.stages.add(every)
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
             self.outputs = [a.merge(b) for a, b in zip(self.outputs, outputs, strict=True)]
@@ -184,11 +177,7 @@ class Comparison:
     def _check_isolated(
         self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured, counted: Counted | None
     ) -> None:
-        """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must say the same.
-
-        Raises:
-            SimulationError: they do not; the message names the first op.
-        """
+        """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must agree."""
         kind = kind_of(values)
         if not seen or kind in self.checked:
             return
@@ -199,13 +188,13 @@ class Comparison:
             index = at.get(node.name)
             if index is None or not measured.sums[index].count:
                 return None
-            tap, expected = self.observed[index], measured.sums[index].isolated
-            both = tuple(_kept(counted, tap.step.out, tap.value(each)) for each in (result, seen[index]))
+            observed, expected = self.observed[index], measured.sums[index].noise[0]
+            both = tuple(_kept(counted, observed.step.out, observed.value(each)) for each in (result, seen[index]))
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
-                    f"the isolated error of {self._name(tap)} has a squared sum of {expected.noise:.6g}; the nodes of "
-                    f"the converted graph, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
+                    f"the isolated error of {self._name(observed)} has a squared sum of {expected.noise:.6g}; the "
+                    f"converted graph's nodes, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
                     "wrong, so none are reported. Please file a bug with the model."
                 )
             return seen[index].to(result.dtype).clone()
@@ -221,11 +210,6 @@ class Comparison:
                 )
 
     def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
-        """The deployed outputs, if they are what the model returns.
-
-        Raises:
-            DeploymentError: their number, a shape or a dtype differs.
-        """
         names = self._output_names()
         if len(found) != len(expected):
             raise DeploymentError(
@@ -243,15 +227,15 @@ class Comparison:
     def _output_names(self) -> list[str]:
         return list(tensor_outputs(self.pair.quantized).values())
 
-    def _name(self, tap: Tap) -> str:
-        return self._place(tap)[1]
+    def _name(self, observed: ObservedValue) -> str:
+        return self._place(observed)[1]
 
-    def _place(self, tap: Tap) -> tuple[int, str, str, str]:
+    def _place(self, observed: ObservedValue) -> tuple[int, str, str, str]:
         """Handle, name, module and op of a row."""
-        if tap.owner is not None:
-            return tap.owner.handle, tap.owner.name, tap.owner.module, tap.owner.op
+        if observed.owner is not None:
+            return observed.owner.handle, observed.owner.name, observed.owner.module, observed.owner.op
         program = self.pair.program
-        number = program.inputs.index(tap.step.reads[0])
+        number = program.inputs.index(observed.step.reads[0])
         return program.input_handles[number], program.input_names[number], "", "input"
 
     def _why_apart(
@@ -267,18 +251,18 @@ class Comparison:
     # -- the report ----------------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> DeployedReport:
-        """Everything seen so far."""
         pair = self.pair
         if self.positions is not None and self.positions.layouts is not None:
-            slots = [tap.step.out for tap in self.observed.values()]
+            slots = [observed.step.out for observed in self.observed.values()]
             notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
-        disturbed = [f"{UNUSABLE}: {self.disturbed} of {self.batches} batches have no value inside"] * bool(
-            self.disturbed
+        disturbed = (
+            f"observing changed the program's outputs on this data: {self.disturbed} of {self.batches} batches have no "
+            "intermediate values"
         )
         return DeployedReport(
-            rows=tuple(map(self._row, self.lowerable.taps)),
+            rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(
-                _finished(-1, name, "", "output", None, True, sums, self._together([slot]))
+                _finished((-1, name, "", "output"), None, True, sums, self._together([slot]))
                 for name, slot, sums in zip(self._output_names(), self._output_slots(), self.outputs, strict=True)
             ),
             stages=self.stages.rows(),
@@ -287,7 +271,14 @@ class Comparison:
                 for step, last in self.lowerable.fused
             ),
             facts=tuple(self.program.facts),
-            notes=(*pair.notes, *pair.program.notes, *self.stages.notes, *notes, *disturbed, *self.check.notes),
+            notes=(
+                *pair.notes,
+                *pair.program.notes,
+                *self.stages.notes,
+                *notes,
+                *([disturbed] if self.disturbed else []),
+                *self.check.notes,
+            ),
             batches=self.batches,
             samples=self.samples,
             backend=self.backend,
@@ -298,24 +289,23 @@ class Comparison:
             input_ranges=self.input_ranges,
         )
 
-    def _row(self, tap: Tap) -> DeployedRow:
-        sums, delegated = self.sums.get(tap.step.index, _Sums()), self.program.delegated
-        note = tap.refused or self.program.taps.get(tap.node, "the backend says nothing about it") or sums.problem
-        note = note or (self._together(tap.step.reads) if sums.count else "")
-        handle, name, module, op = self._place(tap)
+    def _row(self, observed: ObservedValue) -> DeployedRow:
+        sums, delegated = self.sums.get(observed.step.index, _Sums()), self.program.delegated
+        note = observed.refused or self.program.taps.get(observed.node, "not reported by the backend") or sums.problem
+        note = note or (self._together(observed.step.reads) if sums.count else "")
+        place = self._place(observed)
         # An input is quantized where the first kernel reads it.
-        inside = bool(delegated) if tap.owner is None else handle in delegated
-        return _finished(handle, name, module, op, tap.params, inside, sums, note)
+        inside = bool(delegated) if observed.owner is None else place[0] in delegated
+        return _finished(place, observed.params, inside, sums, note)
 
     def _output_slots(self) -> list[int]:
-        """The slot of each output that is a tensor."""
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
         return [leaves[number].number for number in tensor_outputs(self.pair.quantized)]
 
     def _together(self, slots: Sequence[int]) -> str:
         """Which roundings lie between these values and the observed ones before them; empty if none do."""
         program, ahead, seen, names = self.pair.program, list(slots), set[int](), []
-        unobserved = {tap.step.index: tap for tap in self.lowerable.taps if tap.params is not None}
+        unobserved = {each.step.index: each for each in self.lowerable.values if each.params is not None}
         while ahead:
             index = program.producers.get(ahead.pop(), -1)
             if index in seen or index < 0 or (index in self.sums and self.sums[index].count):
@@ -328,7 +318,6 @@ class Comparison:
 
 
 def _kept(counted: Counted | None, slot: int, value: Tensor) -> Tensor:
-    """The elements of a slot's value that count."""
     found: Tensor = value if counted is None else counted.of(slot, value)
     return found
 
@@ -342,21 +331,10 @@ def _compared(
             problem=f"the deployed value is {_described(deployed)}, the converted graph's {_described(isolated)}"
         )
     reference, quantized, isolated, deployed = map(kept, (reference, quantized, isolated, deployed))
-    alone, cumulative, converted, total = noise_sums(
-        (isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))
-    )
+    noise = tuple(noise_sums((isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))))
     # Most kernels are exact; then nothing needs to be counted.
-    count, atol = (0, 0.0) if alone.noise == 0.0 else differing(isolated, deployed)
-    return _Sums(
-        alone,
-        cumulative,
-        converted,
-        total,
-        atol=atol,
-        differing=count,
-        count=deployed.numel(),
-        dtype=_dtype(deployed),
-    )
+    count, atol = (0, 0.0) if noise[0].noise == 0.0 else differing(isolated, deployed)
+    return _Sums(noise, atol, count, deployed.numel(), _dtype(deployed))
 
 
 @torch.no_grad()
@@ -372,8 +350,8 @@ def _finish(walk: Generator[Any, Tensor | None, Any], instead: Tensor | None) ->
 
 def _output(reference: Tensor, quantized: Tensor, deployed: Tensor, isolated: Tensor | None) -> _Sums:
     (alone,) = [NoiseSums()] if isolated is None else noise_sums((isolated, deployed), [(0, 1)])
-    cumulative, converted, total = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
-    return _Sums(alone, cumulative, converted, total, count=deployed.numel(), dtype=_dtype(deployed))
+    others = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
+    return _Sums((alone, *others), count=deployed.numel(), dtype=_dtype(deployed))
 
 
 def _dtype(value: Tensor) -> str:
@@ -381,15 +359,10 @@ def _dtype(value: Tensor) -> str:
 
 
 def _finished(
-    handle: int,
-    name: str,
-    module: str,
-    op: str,
-    params: QuantParams | None,
-    delegated: bool,
-    sums: _Sums,
-    note: str = "",
+    place: tuple[int, str, str, str], params: QuantParams | None, delegated: bool, sums: _Sums, note: str
 ) -> DeployedRow:
+    handle, name, module, op = place
+    isolated, cumulative, quantized, deployed = (each.sqnr for each in sums.noise)
     scale = math.nan if params is None else params.largest_scale
     in_steps = params is not None and scale > 0 and sums.count > 0
     return DeployedRow(
@@ -404,10 +377,10 @@ def _finished(
         # Both values lie on one grid of integers; the division of two float32 numbers does not.
         isolated_max_lsb=float(round(sums.atol / scale)) if in_steps else math.nan,
         isolated_differing=sums.differing / sums.count if in_steps else math.nan,
-        isolated_sqnr=sums.isolated.sqnr,
-        cumulative_sqnr=sums.cumulative.sqnr,
-        quantized_sqnr=sums.quantized.sqnr,
-        deployed_sqnr=sums.deployed.sqnr,
+        isolated_sqnr=isolated,
+        cumulative_sqnr=cumulative,
+        quantized_sqnr=quantized,
+        deployed_sqnr=deployed,
         note=note,
     )
 

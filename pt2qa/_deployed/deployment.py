@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.inputs import device_of
+from pt2qa._deployed.lowerable import Lowerable, inputs_for
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
-from pt2qa._deployed.taps import Lowerable, inputs_for
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.rows import installed
@@ -26,6 +26,10 @@ from pt2qa.plugins import Backend, DeployedProgram, Ran, available, backend_of, 
 from pt2qa.plugins.options import parse_options, with_options
 
 INDEX = "pt2qa.json"
+_ELSEWHERE = (
+    "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
+    "compare_deployed(deployed='outputs.safetensors') compares what was recorded there."
+)
 
 
 class OtherProgramError(DeploymentError):
@@ -33,38 +37,21 @@ class OtherProgramError(DeploymentError):
 
 
 def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
-    """The backend that runs a pair here.
-
-    Args:
-        pair: its plug-in's backend is the default.
-        wanted: the name of a plug-in, with options (``x86:isa=avx2``), or a backend.
-
-    Raises:
-        DeploymentError: there is none, or it cannot run on this machine.
-    """
+    """The backend that runs a pair here: ``wanted``, or that of the pair's plug-in."""
     _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
         known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
-        raise DeploymentError(f"{who} has no backend that runs here. {_elsewhere()} Backends: {known or 'none'}.")
+        raise DeploymentError(f"{who} has no backend that runs here. {_ELSEWHERE} Backends: {known or 'none'}.")
     return _ready(found)
 
 
 def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tuple[DeployedProgram, str]:
-    """A program that was made elsewhere, or the outputs that were recorded there, and what a report calls its backend.
-
-    Args:
-        pair: its plug-in's backend is asked first, then those of all others that are installed.
-        path: its suffix says what it is.
-        wanted: the one backend to ask, as for :func:`backend_for`.
-
-    Raises:
-        DeploymentError: there is no such file, no backend that runs it here, or it cannot be read.
-    """
+    """A program that was made elsewhere, or the outputs recorded there, and what a report calls its backend."""
     _refuse_elsewhere(pair)
     if path.suffix == RECORDED and path.is_file():
         if wanted is not None:
-            raise DeploymentError(f"{path}: recorded outputs are not run: leave out backend={wanted!r}.")
+            raise DeploymentError(f"{path}: recorded outputs are not run: omit backend={wanted!r}.")
         return read_outputs(path), "recorded outputs"
     backends = [_wanted(pair, wanted)[0]]
     if wanted is None:
@@ -74,12 +61,11 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
         raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
     found = next((each for each in known if path.suffix in each.suffixes), None)
     if found is None:
-        raise DeploymentError(f"{path}: nothing here runs such a file. {_accepted(known)} {_elsewhere()}")
+        raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
     return _ready(found).open(path), found.name
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
-    """A backend, if there is one, and how the user named it."""
     if wanted is None:
         plugin = pair.plugin if pair.recipe is None else pair.recipe.plugin
         plugin = available().get(pair.quantizer.partition(":")[0]) if plugin is None else plugin
@@ -95,7 +81,7 @@ def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend 
 
 def _ready(found: Backend) -> Backend:
     if reason := found.missing():
-        raise DeploymentError(f"{found.name} cannot run here: {reason}. {_elsewhere()}")
+        raise DeploymentError(f"{found.name} cannot run here: {reason}. {_ELSEWHERE}")
     return found
 
 
@@ -114,20 +100,9 @@ def _accepted(backends: Sequence[Backend]) -> str:
     return f"Expected {listed}or {RECORDED} (outputs recorded elsewhere)."
 
 
-def _elsewhere() -> str:
-    return (
-        "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
-        "compare_deployed(deployed='outputs.safetensors') compares what was recorded there."
-    )
-
-
 @exports
 def run_program(program: DeployedProgram, values: Sequence[Any]) -> Ran:
-    """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports.
-
-    Raises:
-        DeploymentError: the backend failed.
-    """
+    """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports."""
     return program.run(inputs_for(values))
 
 
@@ -143,9 +118,6 @@ def program_for(
     """The lowered program of a pair: read from the folder if it is there, else lowered, and written to it.
 
     It is lowered with the example inputs of the capture, or with the batch if the capture is not known.
-
-    Raises:
-        DeploymentError: the folder holds another program, or the model cannot be lowered.
     """
     folder = None if path is None else Path(path)
     if folder is not None and folder.exists():

@@ -1,22 +1,37 @@
-"""Outputs that were recorded where the model runs: a safetensors file, batch by batch.
+"""Inputs that a device must run, and the outputs that were recorded there: safetensors files, batch by batch.
 
-Its tensors are ``batch0.output0``, ``batch0.output1`` … in the order in which the model returns them.  The metadata of
-the inputs, if it was copied, says for each batch which inputs it was computed from.
+Tensors are ``batch0.input0`` … and ``batch0.output0``, ``batch0.output1`` … in the order in which the model takes and
+returns them.  The metadata of the inputs, if it was copied to the outputs, says which inputs each batch was computed
+from.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from torch.fx import GraphModule
 
+from pt2qa._ambient import torch_defaults
+from pt2qa._capture.program import Capture
+from pt2qa._deployed.lowerable import leaves_of, tensor_outputs
+from pt2qa._exclusion import computes
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.atomic import write_atomic
 from pt2qa._report.prose import counted
-from pt2qa._simulator.verification import digest_of
+from pt2qa._simulator.accumulate import accumulate
+from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.data import Data
+from pt2qa._simulator.verification import digest_of, graph_outputs
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
 
@@ -31,11 +46,7 @@ _NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
 class RecordedOutputs:
     """A program that returns what a device recorded, batch after batch; see :class:`pt2qa.plugins.DeployedProgram`.
 
-    Attributes:
-        path: of the file.
-        outputs: for each batch, how many it has.
-        digests: for each batch, that of its inputs; empty if the file does not say.
-        read: how many batches were asked for.
+    ``outputs`` says how many each batch has, ``digests`` which inputs it was computed from, if the file does.
     """
 
     path: Path
@@ -47,11 +58,6 @@ class RecordedOutputs:
     delegated: frozenset[int] = frozenset()
 
     def run(self, inputs: Sequence[Any]) -> Ran:
-        """The outputs of the next batch.
-
-        Raises:
-            DeploymentError: there is none, or it was computed from other inputs.
-        """
         number = self.read
         if number == len(self.outputs):
             raise DeploymentError(
@@ -68,7 +74,6 @@ class RecordedOutputs:
             return Ran(tuple(file.get_tensor(f"batch{number}.output{n}") for n in range(self.outputs[number])))
 
     def refuse_rest(self) -> None:
-        """Raises a DeploymentError if the file has batches that were not asked for."""
         if self.read < len(self.outputs):
             raise DeploymentError(
                 f"{self.path}: has the outputs of {counted(len(self.outputs), 'batch', 'batches')}; {self.read} were "
@@ -76,16 +81,11 @@ class RecordedOutputs:
             )
 
     def save(self, folder: Path) -> None:
-        """Raises a DeploymentError: there is no program."""
-        raise DeploymentError(f"{self.path}: recorded outputs are no program, which could be saved.")
+        raise DeploymentError(f"{self.path}: recorded outputs are not a program and cannot be saved.")
 
 
 def read_outputs(path: Path) -> RecordedOutputs:
-    """Opens a file of recorded outputs, and checks that no tensor is missing or unknown.
-
-    Raises:
-        DeploymentError: it cannot be read, or does not hold the outputs of whole batches.
-    """
+    """Opens a file of recorded outputs, and checks that no tensor is missing or unknown."""
     try:
         with safe_open(path, "pt") as file:
             names, metadata = list(file.keys()), file.metadata() or {}
@@ -97,19 +97,16 @@ def read_outputs(path: Path) -> RecordedOutputs:
             f"{path}: has a tensor {unknown[0]!r}; expected the outputs of each batch: batch0.output0, batch0.output1, "
             "batch1.output0 …"
         )
-    places = {(int(match[1]), int(match[2])) for match in found.values() if match is not None}
-    batches = 1 + max((batch for batch, _ in places), default=-1)
-    counts = tuple(
-        1 + max((place for number, place in places if number == batch), default=0) for batch in range(batches)
-    )
-    for batch, count in enumerate(counts):
-        for place in range(count):
-            if (batch, place) not in places:
-                raise DeploymentError(f"{path}: has no tensor 'batch{batch}.output{place}', but later ones.")
+    last = dict(sorted((int(match[1]), int(match[2])) for match in found.values() if match is not None))
+    batches = 1 + max(last, default=-1)
+    counts = tuple(1 + last.get(batch, 0) for batch in range(batches))
+    wanted = [f"batch{batch}.output{place}" for batch, count in enumerate(counts) for place in range(count)]
+    if missing := [name for name in wanted if name not in found]:
+        raise DeploymentError(f"{path}: has no tensor {missing[0]!r}, but has later ones.")
     if not batches:
         raise DeploymentError(f"{path}: is empty; expected the outputs of each batch: batch0.output0 …")
     digests = _digests(path, metadata, batches)
-    said = "" if digests else "; the file does not say of which inputs"
+    said = "" if digests else "; the file does not identify their inputs"
     return RecordedOutputs(path, counts, digests, (f"{path.name}: outputs recorded elsewhere{said}",))
 
 
@@ -127,3 +124,108 @@ def _digests(path: Path, metadata: Mapping[str, str], batches: int) -> tuple[str
             f"{path}: has the outputs of {counted(batches, 'batch', 'batches')}; inputs were recorded for {len(found)}."
         )
     return found
+
+
+@torch_defaults
+def record_inputs(
+    model: QuantizedPair | Capture,
+    batches: Iterable[Any],
+    path: str | os.PathLike[str],
+    *,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Writes the inputs that a device must run, for a backend that cannot run here, as one safetensors file.
+
+    The tensors are ``batch0.input0``, ``batch0.input1`` …, in the order of the program's inputs.  The metadata entry
+    ``pt2qa`` is a JSON list with a dict for each batch: ``inputs`` and ``outputs``, each a list of ``key``, ``name``,
+    ``dtype`` and ``shape`` in order (an input that is no tensor has its ``value`` instead of a key, dtype and shape);
+    and ``digest``, which identifies the inputs.  On the device, for a ``.pte``::
+
+        import json
+        import torch
+        from executorch.runtime import Runtime
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+
+        program = Runtime.get().load_program("model.pte")
+        method, outputs = program.load_method("forward"), {}
+        with safe_open("inputs.safetensors", "pt") as file:
+            metadata = file.metadata()
+            for batch in json.loads(metadata["pt2qa"]):
+                values = [file.get_tensor(i["key"]) if "key" in i else i["value"] for i in batch["inputs"]]
+                tensors = [value for value in method.execute(values) if isinstance(value, torch.Tensor)]
+                outputs |= {o["key"]: value for o, value in zip(batch["outputs"], tensors)}
+        save_file(outputs, "outputs.safetensors", metadata)
+
+    ``pt2qa.compare_deployed(pair, batches, deployed="outputs.safetensors")`` compares them, and checks by the digests
+    that ``batches`` are the same.  Without the metadata, it compares all the same.
+
+    Args:
+        model: a pair, or the capture that it was made from.
+        batches: iterable of batches, consumed once.
+        path: the file, written atomically.
+        inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
+        progress: whether to show progress; None: if stderr is a terminal.
+
+    Raises:
+        BatchError: there is no batch, or one does not match the captured inputs.
+        ReportError: the file cannot be written.
+        KeyboardInterrupt: the file is then not written.
+
+    >>> import tempfile, torch, pt2qa
+    >>> from safetensors import safe_open
+    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.ones(1, 4))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pt2qa.record_inputs(capture, [torch.ones(1, 4)], f"{folder}/inputs.safetensors")
+    ...     with safe_open(f"{folder}/inputs.safetensors", "pt") as file:
+    ...         list(file.keys())
+    ['batch0.input0']
+    """
+    recording = _Recording(model)
+    data = Data("batches", batches, inputs_of, progress=progress)
+    if accumulate(recording, data, title="record inputs", purpose="record"):
+        raise KeyboardInterrupt
+    write_atomic(path, to_bytes(recording.tensors, {METADATA: json.dumps(recording.told)}))
+
+
+class _Recording:
+    def __init__(self, model: QuantizedPair | Capture) -> None:
+        self.capture = model.capture if isinstance(model, QuantizedPair) else model
+        self.graph: GraphModule = model.reference if isinstance(model, QuantizedPair) else model.module()
+        self.names = [node.name for node in self.graph.graph.find_nodes(op="placeholder")]
+        self.tensors: dict[str, Tensor] = {}
+        self.told: list[dict[str, Any]] = []
+
+    @property
+    def batches(self) -> int:
+        return len(self.told)
+
+    @computes
+    def add(self, batch: Batch) -> None:
+        args, kwargs = as_call(batch, self.graph)
+        if self.capture is not None:
+            self.capture.check_batch(args, kwargs)
+        values = flatten_batch(self.graph, batch)
+        outputs = leaves_of(graph_outputs(self.graph, values))
+        number = self.batches
+        keys = [f"batch{number}.input{place}" for place in range(len(values))]
+        named = zip(tensor_outputs(self.graph).values(), outputs, strict=True)
+        told = {
+            "digest": digest_of(values),
+            "inputs": [_about(*each) for each in zip(keys, self.names, values, strict=True)],
+            "outputs": [_about(f"batch{number}.output{place}", *each) for place, each in enumerate(named)],
+        }
+        # safetensors refuses tensors that share memory.
+        self.tensors |= {
+            key: value.detach().clone(memory_format=torch.contiguous_format)
+            for key, value in zip(keys, values, strict=True)
+            if isinstance(value, Tensor)
+        }
+        self.told.append(told)
+
+
+def _about(key: str, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Tensor):
+        return {"name": name, "value": value}
+    return {"key": key, "name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}

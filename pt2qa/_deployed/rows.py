@@ -76,10 +76,9 @@ class DeployedRow(Row):
     def is_suspect(self) -> bool:
         """Whether the kernel computes something else than the converted graph.
 
-        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`, in
-        bfloat16 and float16 fewer.  What was measured together
-        with others has no such limit.  A value that is the converted graph's own is right, whatever was observed of
-        its inputs.
+        Integers: more than :data:`LSB` apart. Float values: below :data:`FLOAT_MATCH_DB`, in bfloat16 and float16
+        fewer.  What was measured together with others has no such limit.  A value that is the converted graph's own is
+        right, whatever was observed of its inputs.
         """
         if self.note or self.cumulative_sqnr == inf:
             return False

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pt2qa._capture.agreement import State, run
+from pt2qa._capture.exporting import State, run
+from pt2qa._deployed.lowerable import leaves_of
 from pt2qa._deployed.rows import StageRow
-from pt2qa._deployed.taps import leaves_of
 from pt2qa._exclusion import computes
 from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
@@ -35,7 +35,7 @@ class Stages:
         eager = None if self.pair.capture is None else self.pair.capture.eager
         self.eager: nn.Module | None = eager
         if eager is None:
-            self.notes.append("the model itself is not known to this pair: the stages begin with its program")
+            self.notes.append("the pair does not hold the eager model: the stages begin with its program")
         elif eager.training:
             self.eager = None
             self.notes.append("the model is in training mode: the stages begin with its program")
@@ -55,33 +55,17 @@ class Stages:
             found["capture"] = leaves_of(graph_outputs(self.pair.float_graph, values))
         return found
 
-    def measured(self, outputs: Mapping[str, Sequence[Tensor]]) -> dict[str, list[_Step]]:
-        """For each stage and output, the sums against the stage before and against the first."""
-        first = before = None
-        found = {}
-        for name, values in outputs.items():
-            first = values if first is None else first
-            before = values if before is None else before
-            found[name] = [
-                (step, whole)
-                for previous, start, value in zip(before, first, values, strict=True)
-                for step, whole in [noise_sums((previous, start, value), ((0, 2), (1, 2)))]
-            ]
-            before = values
-        return found
-
-    def add(self, measured: Mapping[str, list[_Step]]) -> None:
-        """Adds the sums of a batch."""
-        for name, sums in measured.items():
-            known = self.sums.get(name)
-            self.sums[name] = (
-                list(sums)
-                if known is None
-                else [(a.merge(c), b.merge(d)) for (a, b), (c, d) in zip(known, sums, strict=True)]
-            )
+    def add(self, outputs: Mapping[str, Sequence[Tensor]]) -> None:
+        """Adds the outputs of a batch at each stage, in order, all at once."""
+        first, *_ = stages = list(outputs.values())
+        sums = {}
+        for before, (name, values) in zip([first, *stages], outputs.items(), strict=False):
+            new = [noise_sums(each, ((0, 2), (1, 2))) for each in zip(before, first, values, strict=True)]
+            known = self.sums.get(name, [(NoiseSums(), NoiseSums())] * len(new))
+            sums[name] = [(a.merge(c), b.merge(d)) for (a, b), (c, d) in zip(known, new, strict=True)]
+        self.sums = sums
 
     def rows(self) -> tuple[StageRow, ...]:
-        """One row for each stage, by its worst output."""
         return tuple(
             StageRow(
                 name, math.nan if number == 0 else _worst(step for step, _ in sums), _worst(all_ for _, all_ in sums)

@@ -43,15 +43,14 @@ def blamed(stages: Sequence[StageRow]) -> StageRow | None:
 
 
 def suspects(rows: Sequence[DeployedRow]) -> tuple[DeployedRow, ...]:
-    """The rows whose kernel computes something else, lowest isolated SQNR first."""
     return tuple(ranked(DeployedRow, [row for row in rows if row.is_suspect], "isolated_sqnr", ties="handle"))
 
 
 def summary_of(
-    rows: Sequence[DeployedRow], outputs: Sequence[DeployedRow], stages: Sequence[StageRow], untapped: int
+    rows: Sequence[DeployedRow], outputs: Sequence[DeployedRow], stages: Sequence[StageRow], fused: int
 ) -> list[str]:
     """The verdict: stage, op, and whether differences are only the growth of single steps."""
-    about = [_about_stages(stages), *_about_kernels(rows, outputs, stages), _counts(rows, untapped)]
+    about = [_about_stages(stages), *_about_kernels(rows, outputs, stages), _counts(rows, fused)]
     return [each for each in about if each]
 
 
@@ -79,10 +78,10 @@ def _about_kernels(
 ) -> list[str]:
     measured = [row for row in rows if row.is_measured]
     if not measured:
-        return ["Nothing inside the program was observed." if not rows else "No value inside the program has a number."]
+        return ["No intermediate value was observed." if not rows else "No intermediate value could be compared."]
     judged = [row for row in (*measured, *outputs) if row.is_measured and not row.note]
     together = [row.name for row in (*measured, *outputs) if row.is_measured and row.note]
-    rest = [f"Not judged, as several roundings lie between what was observed: {few(together)}."] if together else []
+    rest = [f"Not judged, as unobserved roundings lie in between: {few(together)}."] if together else []
     if found := suspects(judged):
         return [_accused(found), *rest]
     missing = len(rows) > len(measured) or together
@@ -91,8 +90,8 @@ def _about_kernels(
     step = next((row.step_sqnr for row in stages if row.name == "deployed"), inf)
     if step < FLOAT_MATCH_DB and not missing:
         about += (
-            f" Deployed and converted outputs are {decibel(step)} dB apart, which is only the growth of single-LSB "
-            "differences along the graph: no op is to blame."
+            f" Deployed and converted outputs are {decibel(step)} dB apart, which is only single-LSB differences "
+            "growing along the graph: no op is at fault."
         )
     return [about, *rest]
 
@@ -125,12 +124,12 @@ def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:
         yield f"{counted(len(floats), 'float value')} {'is' if len(floats) == 1 else 'are'} {close}"
 
 
-def _counts(rows: Sequence[DeployedRow], untapped: int) -> str:
+def _counts(rows: Sequence[DeployedRow], fused: int) -> str:
     if not rows:
         return ""
     without = sum(not row.is_measured for row in rows)
     left = sum(not row.delegated for row in rows)
     return (
-        f"Counts: {counted(len(rows), 'value')}, {without} not observed; {counted(untapped, 'op')} inside kernels; "
-        f"{counted(left, 'value')} of ops left to other kernels, whole or in part."
+        f"Counts: {counted(len(rows), 'value')}, {without} not observed; {counted(fused, 'op')} inside kernels; "
+        f"{counted(left, 'value')} of ops left to other kernels, completely or partly."
     )

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.deployment import backend_for, program_for, run_program
-from pt2qa._deployed.explained import explained
-from pt2qa._deployed.taps import Lowerable, Tap, lowerable
+from pt2qa._deployed.lowerable import Lowerable, ObservedValue, lowerable
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.measuring import Measurements
 from pt2qa._profile.plan import Plan, Value, make_plan
@@ -59,13 +59,13 @@ class Observed:
     """
 
     def __init__(self, pair: QuantizedPair, plan: Plan, place: Lowerable, program: DeployedProgram) -> None:
-        self._taps = {tap.step.node: tap for tap in place.taps}
-        results = {tap.step.out: tap for tap in place.taps}
+        self._taps = {tap.step.node: tap for tap in place.values}
+        results = {tap.step.out: tap for tap in place.values}
         steps = (step for step in pair.program.steps if step.duplicate_of is not None)
         self._taps |= {step.node: results[step.duplicate_of] for step in steps if step.duplicate_of in results}
         self._reasons = dict(program.taps)
         self._fused = {step.node: f"inside the kernel that writes {last}" for step, last in place.fused}
-        self.taps: dict[int, Tap] = {}
+        self.taps: dict[int, ObservedValue] = {}
         self._missing: dict[int, str] = {}
         values = list(plan.values)
         for number, value in enumerate(plan.values):
@@ -80,11 +80,11 @@ class Observed:
             values[number] = replace(value, params=tap.params)
         self.plan = replace(plan, values=tuple(values))
 
-    def _tap_of(self, value: Value) -> Tap | None:
+    def _tap_of(self, value: Value) -> ObservedValue | None:
         found = self._taps.get(value.node.name)
         return self._taps.get(_source(value).name) if found is None else found
 
-    def _why_not(self, value: Value, tap: Tap | None) -> str:
+    def _why_not(self, value: Value, tap: ObservedValue | None) -> str:
         if value.reader is not None:
             return "it is modified in place before it is read"
         if tap is not None:

@@ -1,4 +1,4 @@
-"""Calibration: batches through a prepared graph, and proof that every observer saw some of them."""
+"""Observers of a prepared graph: their calibration, proof that each saw some batches, and graphs without them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,74 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
+from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.handles import OpName, name_of
 from pt2qa._graph.internals.nodes import ANNOTATION
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._graph.internals.torchao import set_statistics, statistics_of
-from pt2qa._quantize.observers import find_observers, observed_value, unobserved
+from pt2qa._graph.internals.torchao import is_observer, set_statistics, statistics_of
 from pt2qa._ranks import active, everywhere
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import as_call
 from pt2qa._simulator.data import Data
 from pt2qa.errors import QuantizeError
+
+
+def find_observers(prepared: GraphModule) -> dict[str, Node]:
+    """The observers of a prepared graph and of those nested in it, by attribute name, with a node that calls each."""
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    return {
+        target: node
+        for path, graph in modules.items()
+        if isinstance(graph, GraphModule)
+        for node in graph.graph.nodes
+        if node.op == "call_module" and is_observer(modules.get(target := f"{path}.{node.target}".lstrip(".")))
+    }
+
+
+def observed_value(observer: Node, names: Mapping[int, OpName]) -> str:
+    """What an observer sees: the op or input that produces the value, or the name of the weight."""
+    source = unobserved(observer)
+    return str(source.target) if source.op == "get_attr" else name_of(source, names) or source.name
+
+
+def unobserved(observer: Node) -> Node:
+    """The op, input or weight whose value an observer sees, directly or behind other observers."""
+    source = observer.args[0]
+    assert isinstance(source, Node)
+    return unobserved(source) if source.op == "call_module" else source
+
+
+def saw_nonfinite(prepared: GraphModule, names: Mapping[int, OpName]) -> list[str]:
+    """What those observers saw whose range is NaN or infinite."""
+    broken = []
+    for target, node in find_observers(prepared).items():
+        learned = statistics_of(prepared.get_submodule(target))
+        ends = [learned[end] for end in ("min_val", "max_val") if end in learned]
+        if not all(bool(end.isfinite().all()) for end in ends):
+            broken.append(observed_value(node, names))
+    return list(dict.fromkeys(broken))
+
+
+def without(graph_module: GraphModule, is_gone: Callable[[nn.Module], bool]) -> GraphModule:
+    """A copy of a graph, and of those nested in it, without the calls of some modules that pass on their input.
+
+    The parameters are the same; a graph that calls none of these modules is returned as is.
+    """
+    stripped = copy_nodes(graph_module)
+    graphs = [part for part in stripped.modules() if isinstance(part, GraphModule)]
+    gone = [
+        node
+        for part in graphs
+        for node in part.graph.find_nodes(op="call_module")
+        if is_gone(part.get_submodule(str(node.target)))
+    ]
+    for node in gone:
+        node.replace_all_uses_with(node.args[0])
+        node.graph.erase_node(node)
+    for part in graphs:
+        part.recompile()
+    return stripped if gone else graph_module
+
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword inputs."""
@@ -34,11 +92,6 @@ def read_calls(capture: Capture, graph: GraphModule, data: Data) -> Iterator[Cal
 
 
 def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, OpName]) -> None:
-    """Runs every batch through a prepared graph, to calibrate its observers.
-
-    Raises:
-        QuantizeError: a batch failed, or observers never saw a value; the message names them.
-    """
     observers = find_observers(prepared)
     modules = {target: prepared.get_submodule(target) for target in observers}
     seen: set[nn.Module] = set()
@@ -75,13 +128,7 @@ def calibrate(prepared: GraphModule, calls: Iterable[Call], names: Mapping[int, 
 
 
 def share_observed(modules: Mapping[str, nn.Module], seen: set[nn.Module], batches: int) -> int:
-    """Gives all observers what those of the other ranks saw; returns how many batches that were in all.
-
-    Args:
-        modules: the observers by name, in graph order; one may have several names.
-        seen: those that saw a value; those that did elsewhere are added.
-        batches: how many this rank ran.
-    """
+    """Gives the observers what those of other ranks saw, adds to ``seen`` those that did, and counts all batches."""
     if active() is None:
         return batches
     # By place in the graph: names may be numbered otherwise in another process.
@@ -112,7 +159,7 @@ def _observed(observer: Node, value: Any, names: Mapping[int, OpName]) -> str:
     elif value.is_floating_point():
         why = f"on values of shape {tuple(value.shape)}: what the quantizer asks for does not fit them"
     else:
-        why = f"on values of {value.dtype}, which are no measurements and need no scale"
+        why = f"on values of {value.dtype}, which are not floating-point and need no scale"
     asking = sorted(filter(None, (name_of(node, names) for node in _asking(observer))))
     edit = f'pt2qa.Edit("float", ({", ".join(map(repr, asking))},))'
     where = f"Keep {few(asking)} in float, overrides=pt2qa.OverridePlan(({edit},)), or fix" if asking else "Fix"
@@ -133,10 +180,7 @@ def _asking(observer: Node) -> Iterator[Node]:
 
 
 def run_batch(graph: GraphModule, call: Call, number: int, failed_at: Callable[[], str] = lambda: "") -> Any:
-    """What a graph returns for a batch; if it fails, QuantizeError.
-
-    The error reports NaN and infinity in the batch, or else what ``failed_at`` returns.
-    """
+    """What a graph returns for a batch; an error reports NaN and infinity in it, or else what ``failed_at`` returns."""
     args, kwargs = call
     try:
         with torch.no_grad():

@@ -7,26 +7,34 @@ for, such as an embedding of rounded indices: prepare and convert make such a gr
 
 from __future__ import annotations
 
+import copy
+import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pt2qa._capture.program import Capture
 from pt2qa._graph.agreement import FLIPS, agreement_in, compare_outputs, difference, kind_of
+from pt2qa._graph.annotation import annotated_ops
 from pt2qa._graph.handles import OpName, handle_of, name_of, op_of, parts_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer
-from pt2qa._quantize.calibration import Call, run_batch
-from pt2qa._quantize.observers import find_observers, observed_value, without
+from pt2qa._quantize.calibration import Call, find_observers, observed_value, run_batch, without
 from pt2qa._report.prose import few
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.graph_run import run_order
+from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.simulator import graph_values
 from pt2qa._simulator.verification import graph_outputs
-from pt2qa.errors import QuantizeError
+from pt2qa.errors import Pt2qaError, QuantizeError
+from pt2qa.overrides.edited import annotate
+from pt2qa.plugins import GenericPlugin, QuantizerPlugin
 
 PREPARE_MATCH_DB = 60.0
 """Below this, ``prepare`` changed a float32 model: folding a batch norm costs float rounding, which is far above."""
@@ -35,14 +43,12 @@ _REMEDY = "Pass model.float() and float32 inputs to pt2qa.capture"
 
 
 def refuse_float64(float_graph: GraphModule) -> None:
-    """Rejects a model that computes only in float64, before it is prepared."""
     dtypes = {dtype for node in float_graph.graph.nodes if (dtype := _dtype(node)) is not None}
     if {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.float64}:
         raise QuantizeError(f"the model computes in float64, which torch's quantize ops do not take. {_REMEDY}.")
 
 
 def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName], quantizer: str) -> None:
-    """Rejects a quantizer that annotates float64 values of a model."""
     found = {
         observed_value(node, names)
         for node in find_observers(prepared).values()
@@ -58,12 +64,7 @@ def refuse_float64_observers(prepared: GraphModule, names: Mapping[int, OpName],
 def check_prepared(
     float_graph: GraphModule, prepared: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
 ) -> None:
-    """Compares the outputs of a prepared graph, in eval mode and without observers, with those of the float graph.
-
-    Raises:
-        QuantizeError: they differ by more than float rounding, in integers, or in where NaN stands; the message names
-            the first op where they do.
-    """
+    """Compares the outputs of a prepared graph, in eval mode and without observers, with those of the float graph."""
     rewritten = without(prepared, is_observer)
     expected, actual = run_batch(float_graph, call, 0), run_batch(rewritten, call, 0)
     least = agreement_in(float_graph.graph, PREPARE_MATCH_DB)
@@ -79,7 +80,7 @@ def check_prepared(
         else ""
     )
     raise QuantizeError(
-        f"prepare changed the model before any quantization: {found}, held against the float model{where}. This is "
+        f"prepare changed the model before any quantization: {found}, compared with the float model{where}. This is "
         f"{quantizer}'s or torchao's rewriting, not int8: no calibration can fix it. The usual cause is a batch norm "
         "folded into a convolution whose result another op reads without it, or whose weights are used twice with "
         "batch norms that differ: give each use a convolution of its own. pt2qa.check(capture, quantizer=...) names "
@@ -120,14 +121,7 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
 def check_runs(
     quantized: GraphModule, call: Call, names: Mapping[int, OpName], quantizer: str
 ) -> tuple[list[Any], Any]:
-    """Runs a converted graph on a batch; its buffers stay as they are.
-
-    Returns:
-        The flat values of the batch, and what the graph returns.
-
-    Raises:
-        QuantizeError: it fails; the message names the op and what it was given.
-    """
+    """Runs a converted graph on a batch, and leaves its buffers as they are; returns the flat batch and the outputs."""
     seen: dict[Node, str] = {}
 
     def note(node: Node, value: Any) -> None:
@@ -161,3 +155,44 @@ def _op_around(node: Node, names: Mapping[int, OpName]) -> str:
 def _dtype(node: Node) -> torch.dtype | None:
     value = node.meta.get(VALUE)
     return value.dtype if isinstance(value, Tensor) else None
+
+
+_ADVICE = "export capture.program, not the model, to deploy what was measured"
+
+_known: weakref.WeakKeyDictionary[ExportedProgram, list[tuple[Any, str]]] = weakref.WeakKeyDictionary()
+"""By captured program, what was said of each quantizer: to annotate takes minutes with some."""
+
+
+def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str], *, qat: bool) -> str:
+    """Says how capture's rewriting changed what a quantizer annotates; empty if it did not.
+
+    The plain export is annotated once for each quantizer, as long as that annotates the captured program alike, which
+    is what ``here`` says: see :func:`pt2qa._graph.annotation.annotated_ops`.
+    """
+    if capture.plain is None:
+        return ""
+    known = _known.setdefault(capture.program, [])
+    # A torchao quantizer gets a new plug-in each time; plug-ins with the same options are equal.
+    own = weakref.ref(plugin.quantizer) if isinstance(plugin, GenericPlugin) else plugin
+    key = own, qat, here
+    note = next((note for other, note in known if other == key), None)
+    if note is None:
+        note = _compared(capture.plain, capture, plugin, here, qat)
+        known.append((key, note))
+    return note
+
+
+def _compared(plain: ExportedProgram, capture: Capture, plugin: QuantizerPlugin, here: Counter[str], qat: bool) -> str:
+    graph = copy.deepcopy(plain.module(check_guards=False))
+    try:
+        there = annotated_ops(annotate(graph, plugin, (), capture.names, qat=qat).graph.nodes)
+    except Pt2qaError as error:
+        return f"{plugin.name} fails on the plain torch.export of the model ({error}); {_ADVICE}"
+    changed = sorted((op for op in here | there if here[op] != there[op]), key=lambda op: op not in PRODUCTS)
+    if not changed:
+        return ""
+    kinds = few([f"{op} {there[op]} -> {here[op]}" for op in changed])
+    return (
+        f"capture's rewriting changed how many ops {plugin.name} annotates, against a plain torch.export: {kinds}; "
+        f"{_ADVICE}"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,24 +10,22 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
-from pt2qa.plugins.abilities import dynamic_axes_of
 
 _SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a graph that :func:`with_slices` made was made from, which is what is deployed.
+    """The graph, which is deployed, that :func:`with_slices` made another of.
 
-    Attributes:
-        graph: what ``convert_pt2e`` returned.
-        names: by the name of each node that both graphs have, its name in ``graph``.
+    ``names`` has, by the name of each node that both graphs have, its name in ``graph``.
     """
 
     graph: GraphModule
@@ -39,11 +36,7 @@ class Origin:
 class SlicedInput:
     """An input with one scale in the converted graph, of which the kernel scales each slice.
 
-    Attributes:
-        source: the node that makes it.
-        dequantize: its dequantize node.
-        op: type of the ops that read it.
-        axes: the axes of a slice, counted from the last.
+    The ops that read it, all of one type, read ``dequantize``; ``axes`` are those of a slice, counted from the last.
     """
 
     source: Node
@@ -55,21 +48,23 @@ class SlicedInput:
     def slices(self) -> int | None:
         """How many slices the traced value has; None if that depends on the batch."""
         value = self.source.meta.get(VALUE)
-        sizes = (
-            () if value is None else [n for axis, n in enumerate(value.shape, -value.dim()) if axis not in self.axes]
-        )
-        return prod(sizes) if value is not None and all(isinstance(size, int) for size in sizes) else None
+        if value is None:
+            return None
+        sizes = [size for axis, size in enumerate(value.shape, -value.dim()) if axis not in self.axes]
+        return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:
     """The dynamic inputs of a converted graph to which a plug-in's backend gives a scale for each slice."""
+    # A plug-in that does not say has the scales of the converted graph.
+    axes_of = getattr(plugin, "dynamic_axes", lambda node: ())
     found = []
     for node in graph_module.graph.nodes:
         quantize = node.args[0] if quant_ops.is_dequantize(node) else None
         if not isinstance(quantize, Node) or not quant_ops.is_dynamic_per_tensor(quantize):
             continue
         source, choose = quantize.args[0], quant_ops.chosen_by(quantize)
-        readers = {(op_of(reader.target), dynamic_axes_of(plugin, reader)) for reader in node.users}
+        readers = {(op_of(reader.target), tuple(axes_of(reader))) for reader in node.users}
         if choose is None or not isinstance(source, Node) or len(readers) != 1:
             continue
         ((op, axes),) = readers
@@ -81,13 +76,12 @@ def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, 
 def difference_note(inputs: Sequence[SlicedInput]) -> str:
     """What the converted graph computes otherwise than the kernels; empty if each input is a single slice."""
     told = _count([given for given in inputs if given.slices != 1])
-    here = "where this graph has one for the tensor; pair.as_deployed() computes as the kernels do"
+    here = "where this graph has one for the tensor; pair.as_deployed() simulates the kernels"
     return Note(f"{told}, {here}", "kernels") if told else ""
 
 
 def deployed_note(inputs: Sequence[SlicedInput]) -> str:
-    """What a graph that :func:`with_slices` made computes."""
-    return f"as deployed: {_count(inputs)}, and so has this simulation; convert_pt2e has one for the tensor"
+    return f"as deployed: {_count(inputs)}, as does this simulation; convert_pt2e has one for the tensor"
 
 
 def _count(inputs: Sequence[SlicedInput]) -> str:
@@ -98,8 +92,7 @@ def _count(inputs: Sequence[SlicedInput]) -> str:
 
 def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Origin]:
     """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it."""
-    result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
-    result.meta.update(graph_module.meta)
+    result = copy_nodes(graph_module)
     copied = dict(zip(result.graph.nodes, (node.name for node in graph_module.graph.nodes), strict=True))
     made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]] = {}
     for given in sliced_inputs(result, plugin):

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from torch.fx import GraphModule
 
+from pt2qa._capture.normalise import ATTENTION, RECURRENT
 from pt2qa._capture.program import Capture
 from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe
-from pt2qa._quantize.rewriting import PARTIAL_WRITE, rewriting_code
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
 from pt2qa.overrides.norms import moves_of
@@ -22,6 +22,50 @@ from pt2qa.overrides.plan import OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
 from pt2qa.plugins.code import first_line, needed, needed_imports, runtime
+
+PARTIAL_WRITE: Final = "partial write"
+"""The rule that is a call of torch: ``run_decompositions({})`` makes a program functional."""
+
+_SOURCES: Final = "write_sources(graph_module, OPENED)"
+_CALLS: Final = {
+    "nested region": "inline_regions(graph_module)",
+    "recurrent op": "decompose_recurrent(graph_module, RECURRENT)",
+    "attention": "decompose_attention(graph_module)",
+    "add of zero": "remove_added_zeros(graph_module)",
+    "dead code": "remove_dead_code(graph_module)",
+    "scalar": "keep_scalars(graph_module)",
+    "padding": "write_out_padding(graph_module)",
+    "op source": _SOURCES,
+    "shared module": _SOURCES,
+}
+"""The call of each rule of a change that can be made so, in the order of the passes."""
+
+SOURCE_RULES: Final = ("op source", "shared module")
+"""The rules of the one pass that always changes something, recorded or not."""
+
+
+def recorded(capture: Capture) -> tuple[str, ...]:
+    """The rules of a capture's changes that can be written as code, one for each call."""
+    changed = {change.rule for change in capture.changes}
+    written = {call: rule for rule, call in _CALLS.items() if rule in changed}
+    return (*([PARTIAL_WRITE] if PARTIAL_WRITE in changed else []), *written.values())
+
+
+def rewriting_code(capture: Capture, rules: Collection[str]) -> str:
+    """The definition of ``rewrite(graph_module)`` for some of the :func:`recorded` rules; empty if it calls nothing."""
+    calls = dict.fromkeys(call for rule, call in _CALLS.items() if rule in rules)
+    if not calls:
+        return ""
+    ops = [target for kind in capture.decompose for target in RECURRENT.get(kind, ())]
+    opened = "torch.nn.MultiheadAttention, " if ATTENTION in capture.decompose else ""
+    return (
+        f"RECURRENT = ({''.join(f'torch.ops.{target}, ' for target in ops)})\n"
+        f"OPENED = ({opened})\n\n\n"
+        "def rewrite(graph_module):\n"
+        '    """Changes how the graph is written, not what it computes, for quantizers that fail or skip ops."""\n'
+        + "".join(f"    {call}\n" for call in calls)
+    )
+
 
 _TORCHAO: Final = (
     "import torch",
@@ -32,12 +76,7 @@ _TORCHAO: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FlowText:
-    """A module with the functions ``make_quantizer`` and ``quantize``.
-
-    Attributes:
-        text: the module.
-        asks: whether both take the quantizer that the user configured, because no code can make it.
-    """
+    """A module with the functions ``make_quantizer`` and ``quantize``; if it ``asks``, both take the quantizer."""
 
     text: str
     asks: bool
@@ -61,26 +100,22 @@ def plain_text(
     defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef) or _is_constant(part)]
     calls = [part for part in parts if part not in imports and part not in defined]
     remarks = [line for line in lines if line.startswith("#")]
-    asks = _is_read_first(calls, "quantizer")
     rewriting = rewriting_code(capture, rules)
     functional = ".run_decompositions({})" if PARTIAL_WRITE in rules else ""
     of_norms = _table("NORMS", moves_of(recipe.edits, graph, capture.names))
-    export = f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()"
     return _text(
+        capture,
+        recipe,
         about,
-        imports=[*map(ast.unparse, imports), runtime()],
-        definitions=f"{runtime()}\n{rewriting}\n{of_norms}\n{_values(recipe)}\n" + _lines_of(defined, lines),
-        calibrated=_calibrated(recipe),
+        imports=list(map(ast.unparse, imports)),
+        definitions=f"{rewriting}\n{of_norms}\n{_values(recipe)}\n" + _lines_of(defined, lines),
         making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
         export=[
-            export,
+            f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()",
             *(["rewrite(graph_module)"] if rewriting else []),
             *(["change_norms(graph_module, ops_by_name(graph_module.graph), NORMS)"] if of_norms else []),
         ],
-        needs="It needs torch and the quantizer, and runs without pt2qa",
-        capture=capture,
-        qat=recipe.qat,
-        asks=asks,
+        asks=_is_read_first(calls, "quantizer"),
     )
 
 
@@ -90,15 +125,13 @@ def pt2qa_text(capture: Capture, recipe: Recipe, about: str) -> FlowText:
     edits = "".join(f"    pt2qa.{edit!r},\n" for edit in recipe.edits if edit.kind not in ("bias", "round"))
     decompose = f", decompose={capture.decompose!r}" if capture.decompose else ""
     return _text(
+        capture,
+        recipe,
         about,
-        imports=["import pt2qa", runtime()],
-        definitions=f"{runtime()}\nEDITS = (\n{edits})\n{_values(recipe)}",
-        calibrated=_calibrated(recipe),
+        imports=["import pt2qa"],
+        definitions=f"EDITS = (\n{edits})\n{_values(recipe)}",
         making=[f"return pt2qa.OverridePlan(EDITS).apply_to({made or 'quantizer'}{qat})"],
         export=[f"graph_module = pt2qa.capture({{call}}, strict={capture.strict}{decompose}).module()"],
-        needs="It needs torch, the quantizer and pt2qa",
-        capture=capture,
-        qat=recipe.qat,
         asks=not made,
     )
 
@@ -108,7 +141,6 @@ _LATE: Final = {"bias": ("add_to_biases", "BIASES"), "round": ("set_integers", "
 
 
 def _values(recipe: Recipe) -> str:
-    """The values of the edits of a calibrated graph."""
     lines = ""
     for kind, (_, name) in _LATE.items():
         lines += _table(name, [(edit.ops[0], edit.values) for edit in recipe.edits if edit.kind == kind])
@@ -121,56 +153,41 @@ def _table(name: str, rows: Iterable[object]) -> str:
     return f"{name} = (\n{lines})\n" if lines else ""
 
 
-def _calibrated(recipe: Recipe) -> list[str]:
-    """The calls that make these edits."""
-    kinds = {edit.kind for edit in recipe.edits}
-    return [
-        f"{function}(prepared, ops_by_name(prepared.graph), {name})"
-        for kind, (function, name) in _LATE.items()
-        if kind in kinds
-    ]
-
-
 def _text(
+    capture: Capture,
+    recipe: Recipe,
     about: str,
     *,
     imports: Sequence[str],
     definitions: str,
     making: Sequence[str],
     export: Sequence[str],
-    needs: str,
-    capture: Capture,
-    qat: bool,
     asks: bool,
-    calibrated: Sequence[str],
 ) -> FlowText:
-    inputs = "args, kwargs" if capture.kwargs else "args"
-    extra = [*(["train=None"] if qat else []), *(["quantizer"] if asks else [])]
-    options = ", ".join([*extra[::-1], "dynamic_shapes=None"])
-    call = f"model, {inputs}, dynamic_shapes=dynamic_shapes"
-    batch = "args, kwargs" if capture.kwargs else "batch"
+    inputs = batch = "args, kwargs"
     run = "prepared(*args, **kwargs)"
+    what = "Example inputs are args, a tuple, and kwargs, a dict; calibration has pairs of these."
     if not capture.kwargs:
+        inputs, batch = "args", "batch"
         run = "prepared(*batch) if isinstance(batch, (tuple, list)) else prepared(batch)"
-    what = (
-        "Example inputs are args, a tuple, and kwargs, a dict; calibration has pairs of these."
-        if capture.kwargs
-        else "Example inputs are args, a tuple; calibration has tuples like it, or tensors."
-    )
-    prepare = "prepare_qat_pt2e" if qat else "prepare_pt2e"
+        what = "Example inputs are args, a tuple; calibration has tuples like it, or tensors."
+    asked = ["quantizer"] if asks else []
+    options = ", ".join([*asked, *(["train=None"] if recipe.qat else []), "dynamic_shapes=None"])
+    late = [_LATE[kind] for kind in _LATE if any(edit.kind == kind for edit in recipe.edits)]
     steps = [
-        *(line.replace("{call}", call) for line in export),
-        f"prepared = {prepare}(graph_module, make_quantizer({'quantizer' if asks else ''}))",
-        *(_TRAINING if qat else ()),
+        *(line.replace("{call}", f"model, {inputs}, dynamic_shapes=dynamic_shapes") for line in export),
+        f"prepared = {'prepare_qat_pt2e' if recipe.qat else 'prepare_pt2e'}"
+        f"(graph_module, make_quantizer({''.join(asked)}))",
+        *(_TRAINING if recipe.qat else ()),
         "with torch.no_grad():",
         f"    for {batch} in calibration:",
         f"        {run}",
-        *calibrated,
+        *(f"{function}(prepared, ops_by_name(prepared.graph), {name})" for function, name in late),
         "return convert_pt2e(prepared)",
     ]
     source = (
-        f"{definitions}\n"
-        f"def make_quantizer({'quantizer' if asks else ''}):\n"
+        f"{runtime()}\n{definitions}\n"
+        f"def make_quantizer({''.join(asked)}):\n"
         f'    """{"The quantizer that you configured, with the edits." if asks else "The configured quantizer."}"""\n'
         f"{_indented(making)}\n"
         f"def quantize(model, {inputs}, calibration, *, {options}):\n"
@@ -179,10 +196,13 @@ def _text(
         f"{_indented(steps)}"
     )
     body = needed(source, ("make_quantizer", "quantize"))
-    used = needed_imports([*imports, *_TORCHAO], body)
+    used = needed_imports([*imports, runtime(), *_TORCHAO], body)
+    needs = "It needs torch and the quantizer, and runs without pt2qa"
+    if "import pt2qa" in imports:
+        needs = "It needs torch, the quantizer and pt2qa"
     here = Environment.here("")
     versions = f"torch {here.torch}, torchao {here.torchao} and executorch {here.executorch}"
-    named = "quantizer=quantizer" if asks else ""
+    arguments = ["model", inputs, "calibration", *(["quantizer=quantizer"] if asks else [])]
     told = f"{about}\n\nWritten by pt2qa {here.pt2qa} for {versions}. {needs}. Saved as quantizer.py, it is called so:"
     head = [
         '"""'
@@ -192,7 +212,7 @@ def _text(
         "",
         "    from quantizer import quantize",
         "",
-        f"    quantized = quantize({', '.join(filter(None, ('model', inputs, 'calibration', named)))})",
+        f"    quantized = quantize({', '.join(arguments)})",
         '"""',
         "",
     ]

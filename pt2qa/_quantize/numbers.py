@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from pt2qa._quantize.biases import add_to_biases, can_add_to_biases, give_biases
+from pt2qa._graph.copies import copy_nodes
+from pt2qa._quantize.late_edits import can_add_to_biases, give_biases, make_late_edits
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import override_notes
 from pt2qa._report.notes import notes_without
@@ -24,9 +24,6 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
     Only where they add ``range`` and ``bias`` edits to those of the pair: neither changes an op, what an observer sees,
     or the weights.  The pair's graph is taken with other scales, zero points and biases, and shares everything else.
     None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
-
-    Raises:
-        QuantizeError: an edit cannot be made.
     """
     recipe = pair.recipe
     if recipe is None or recipe.qat or any(site.kind == "bias" for site in pair.sites):
@@ -36,7 +33,7 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         return None
     annotations = recipe.annotations.with_edits(added)
     ranges = _ranges(pair, recipe.annotations, annotations)
-    reference, quantized = (_copied(graph) for graph in (pair.reference, pair.quantized))
+    reference, quantized = map(copy_nodes, (pair.reference, pair.quantized))
     biases = [edit for edit in added if edit.kind == "bias"]
     if ranges is None or not can_add_to_biases(quantized, biases, pair.names):
         return None
@@ -45,7 +42,7 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
     quantized.recompile()
     for graph in (reference, quantized):
         give_biases(graph, biases, pair.names)
-    add_to_biases(quantized, biases, pair.names)
+    make_late_edits(quantized, biases, pair.names)
     name = describe(recipe.plugin)
     return replace(
         pair,
@@ -54,13 +51,6 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
         notes=(*notes_without("overrides", pair.notes), *override_notes(overrides, name, pair.model)),
         recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
     )
-
-
-def _copied(graph: GraphModule) -> GraphModule:
-    """A copy of a graph that has the same parameters and buffers."""
-    copied = GraphModule(graph, copy.deepcopy(graph.graph))
-    copied.meta.update(graph.meta)
-    return copied
 
 
 def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dict[int, tuple[float, int]] | None:
@@ -82,7 +72,6 @@ def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dic
 
 
 def _set_ranges(pair: QuantizedPair, copies: Mapping[Node, Node], ranges: Mapping[int, tuple[float, int]]) -> None:
-    """Gives the nodes of sites other parameters, in a copy of the pair's graph."""
     by_name = {node.name: copies[node] for node in pair.quantized.graph.nodes}
     for step in pair.program.steps:
         if step.site is not None and step.site in ranges:

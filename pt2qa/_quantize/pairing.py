@@ -36,8 +36,8 @@ from pt2qa._graph.handles import (
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
 from pt2qa._graph.subclasses import refuse_subclasses
+from pt2qa._quantize.calibration import without
 from pt2qa._quantize.deployed import Origin, deployed_note, sliced_inputs, with_slices
-from pt2qa._quantize.observers import without
 from pt2qa._report.notes import notes_without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
@@ -241,8 +241,7 @@ class QuantizedPair:
             PairingError: the pair was made by :func:`pt2qa.pair`, and no quantizer was given.
             PluginError: there is no such quantizer.
 
-        >>> import torch
-        >>> import pt2qa
+        >>> import torch, pt2qa
         >>> rows = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
         >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), rows)
         >>> pair = pt2qa.quantize(capture, "xnnpack:mode=dynamic", [rows], progress=False)
@@ -251,8 +250,8 @@ class QuantizedPair:
         """
         if quantizer is None and self.recipe is None:
             raise PairingError(
-                f"this pair by {self.quantizer} was made by pt2qa.pair, which knows no kernels: "
-                "say whose they are: pair.as_deployed(quantizer)"
+                f"this pair by {self.quantizer} was made by pt2qa.pair, which does not know the backend: "
+                "pass the quantizer of its backend: pair.as_deployed(quantizer)"
             )
         plugin = resolve(quantizer) if quantizer is not None else self.recipe.plugin if self.recipe else None
         inputs = sliced_inputs(self.quantized, plugin)
@@ -334,8 +333,7 @@ def pair(
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
-    >>> import torch
-    >>> import pt2qa
+    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
@@ -400,7 +398,7 @@ def _check_constants(pair: QuantizedPair) -> None:
                     "Its scale is 1.0, as of an observer that saw no value: run batches through the prepared graph "
                     "before convert_pt2e."
                 )
-        raise PairingError(f"{what} {found}, held against its float value. {remedy}")
+        raise PairingError(f"{what} {found}, compared with its float value. {remedy}")
 
 
 def _is_rounded(constant: Constant, site: Site) -> bool:
@@ -438,11 +436,6 @@ def fingerprint(graph_module: GraphModule) -> str:
 
 
 def check_pair(given: Any) -> None:
-    """Refuses what is not a pair, and says how to make one of it.
-
-    Raises:
-        SelectionError: it is not.
-    """
     if isinstance(given, QuantizedPair):
         return
     if isinstance(given, Capture):
@@ -470,11 +463,7 @@ def as_graph_module(side: str, graph: Any) -> GraphModule:
 def common_handles(
     side: str, known: GraphModule, other_side: str, other: GraphModule
 ) -> tuple[GraphModule, GraphModule]:
-    """Two graphs of one model with the same handles, in copies where they do not have them.
-
-    Raises:
-        PairingError: they have no op in common.
-    """
+    """Two graphs of one model with the same handles, in copies where they do not have them."""
     graphs = with_common_handles(known, other)
     found, others = ([handle_of(node) for node in _ops(graph)] for graph in graphs)
     if {*found} & {*others} <= {None}:
@@ -487,7 +476,7 @@ def common_handles(
 
 
 def _check_decomposed(reference: GraphModule, quantized: GraphModule) -> None:
-    """A reference in other ops than the graph that was quantized: its constants would be held against other ones."""
+    """A reference in other ops than the graph that was quantized: its constants would be compared with others."""
     counts = Counter(op_of(node.target) for node in reference.graph.nodes if is_decomposed(node))
     if counts and not any(map(is_decomposed, quantized.graph.nodes)):
         listed = ", ".join(f"{count} {op}" for op, count in counts.items())
@@ -584,7 +573,7 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
         if handle_of(node) not in pair.names and not serves_quantization(node):
             reason = "put in by the quantizer, prepare or convert: the captured model has no such op"
             if numberless and handle_of(node) is None:
-                reason = "carries no handle, as ops of the reference do: nothing says which of them it is"
+                reason = "has no handle, like ops of the reference: it cannot be matched with one of them"
             unpaired.append(_nameless(node, "quantized", reason))
     return Pairing(pairs, tuple(unpaired))
 
@@ -603,15 +592,7 @@ def serves_quantization(node: Node) -> bool:
 def reason_of_absence(
     nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str, removed: str
 ) -> str:
-    """Why the nodes of a handle have no counterpart in another graph.
-
-    Args:
-        nodes: in their own graph.
-        names: of the ops of that graph.
-        there: the handles of the other graph.
-        other: what the other graph is called.
-        removed: the reason where no other is known.
-    """
+    """Why the nodes of a handle have no counterpart in the graph ``other``, which has the handles ``there``."""
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph: it has no row"

@@ -12,44 +12,39 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from tqdm import tqdm
 
 from pt2qa._ambient import callers_device, torch_defaults
-from pt2qa._capture.agreement import State
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.exporting import State
+from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import assign_handles, name_of, names_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.calibration import Call, read_calls
-from pt2qa._quantize.flow_text import FlowText, plain_text, pt2qa_text, quantizer_text
+from pt2qa._quantize.flow_text import SOURCE_RULES, FlowText, plain_text, pt2qa_text, quantizer_text, recorded
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
-from pt2qa._quantize.rewriting import SOURCE_RULES, recorded
 from pt2qa._ranks import active
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import as_batch, flatten_batch
+from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import Pt2qaError, SelectionError
 from pt2qa.plugins import GenericPlugin
-
-EQUAL: Final = "equal"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFlow:
     """The code that quantizes a model as a pair was quantized, and what came of executing it.
 
-    Attributes:
-        code: a Python module with ``make_quantizer`` and ``quantize``, to save as ``quantizer.py``.
-        equal: whether it was executed and its outputs are those of the pair, bit for bit.
-        verified: ``equal``, ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
+    ``equal`` says whether it was executed and gave the pair's outputs, bit for bit; ``verified`` is ``equal``,
+    ``equal, with ...`` and why that is needed, ``differs: ...`` or ``not run: ...``.
     """
 
     code: str
@@ -65,29 +60,13 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     It is executed on the model: ``torch.export``, prepare, calibration on the pair's batches, convert.  The outputs of
     the result on the first batch must be those of ``pair.quantized`` bit for bit.
 
-    Args:
-        pair: what :func:`pt2qa.quantize` returned; it is not changed.
-        about: the first line of the code's docstring.
-        verify: whether to execute it.  If not, the code has all of capture's rewriting, needed or not.
-        progress: whether to show a progress bar; None: if stderr is a terminal.
-
-    Returns:
-        The code, and whether it was executed and gave the pair's outputs.
-
-    Raises:
-        SelectionError: the pair was not made by :func:`pt2qa.quantize`.
-
-    >>> import torch, pt2qa
-    >>> batch = torch.randn(4, 8)
-    >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), batch)
-    >>> pair = pt2qa.quantize(capture, "xnnpack", [batch], progress=False)
-    >>> plain_flow(pair, progress=False).verified
-    'equal'
+    ``about`` is the first line of the code's docstring.  Without ``verify`` the code is not executed, and has all of
+    capture's rewriting, needed or not.
     """
     recipe, capture = pair.recipe, pair.capture
     if recipe is None or capture is None:
         raise SelectionError(
-            "this pair was not made by pt2qa.quantize, so nothing says how to quantize its model again. "
+            "this pair was not made by pt2qa.quantize, so how to quantize its model again is unknown. "
             "Quantize the capture with pt2qa.quantize(capture, quantizer, calibration)."
         )
     about = about or f"{pair.model}, quantized by {pair.quantizer}."
@@ -95,14 +74,14 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     graph = capture.module() if pair.float_graph is None else pair.float_graph
     text = functools.partial(plain_text, capture, recipe, graph, quantizer_text(recipe, graph), about)
     reason = _reason_not_to_run(pair, recipe, capture) if verify else "verification is switched off"
-    if reason:
+    if reason or recipe.data is None:
         return PlainFlow(text(changed).text, f"not run: {reason}")
-    trial = _Trial(pair, recipe, capture, progress)
+    trial = _Trial(pair, recipe, capture, replace(recipe.data, progress=progress))
     plain = text(())
     own_options = plain.asks and not isinstance(recipe.plugin, GenericPlugin)
     found = f"{pair.quantizer} has options that are pt2qa's own" if own_options else trial.difference(plain)
     if not found:
-        return PlainFlow(plain.text, EQUAL, equal=True)
+        return PlainFlow(plain.text, "equal", equal=True)
     if not own_options:
         # Capture writes the sources of all ops, and records where they are not the obvious ones.
         written = changed if {*changed} & {*SOURCE_RULES} else (*changed, SOURCE_RULES[0])
@@ -111,7 +90,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
             needed = trial.needed(written, text)
             return PlainFlow(
                 text(needed).text,
-                f"{EQUAL}, with capture's rewriting ({', '.join(needed)}); without it: {found}",
+                f"equal, with capture's rewriting ({', '.join(needed)}); without it: {found}",
                 equal=True,
             )
         found += f"; with capture's rewriting as code: {rewritten}"
@@ -119,7 +98,7 @@ def plain_flow(pair: QuantizedPair, *, about: str = "", verify: bool = True, pro
     beyond = trial.difference(whole)
     if beyond:
         return PlainFlow(plain.text, f"differs: {found}; with pt2qa: {beyond}")
-    return PlainFlow(whole.text, f"{EQUAL}, with pt2qa; without it: {found}", equal=True)
+    return PlainFlow(whole.text, f"equal, with pt2qa; without it: {found}", equal=True)
 
 
 def kept_flow(pair: QuantizedPair, about: str, verify: bool, progress: bool | None) -> tuple[PlainFlow, list[str]]:
@@ -159,7 +138,7 @@ class _Trial:
     pair: QuantizedPair
     recipe: Recipe
     capture: Capture
-    progress: bool | None
+    data: Data
 
     def difference(self, text: FlowText) -> str:
         """How the outputs on the first batch differ from the pair's, or the error; empty if they are equal."""
@@ -185,13 +164,7 @@ class _Trial:
         assert self.capture.eager is not None
         names: dict[str, Any] = {"__name__": "quantizer"}
         state = State(self.capture.eager)
-        bar = tqdm(
-            self._calls(),
-            desc="verify the code",
-            unit="batch",
-            disable=None if self.progress is None else not self.progress,
-            leave=False,
-        )
+        bar = self.data.bar("verify the code", of=self._calls())
         with_kwargs = bool(self.capture.kwargs)
         calibration = (call if with_kwargs else call[0] for call in bar)
         inputs = (self.capture.args, self.capture.kwargs) if with_kwargs else (self.capture.args,)
@@ -211,8 +184,7 @@ class _Trial:
         return made
 
     def _calls(self) -> Iterator[Call]:
-        assert self.recipe.data is not None
-        return read_calls(self.capture, self.pair.reference, self.recipe.data)
+        return read_calls(self.capture, self.pair.reference, self.data)
 
     @functools.cached_property
     def _first(self) -> Call:

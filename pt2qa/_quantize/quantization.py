@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._capture.devices import device_of
+from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.copies import copy_to_edit, share_constants
@@ -23,14 +23,11 @@ from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer
 from pt2qa._graph.matching import complete_handles
-from pt2qa._quantize.biases import add_to_biases, give_biases
-from pt2qa._quantize.calibration import calibrate, read_calls, shared_calibration
-from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers
+from pt2qa._quantize.calibration import calibrate, read_calls, saw_nonfinite, shared_calibration
+from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers, rewriting_note
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
-from pt2qa._quantize.observers import saw_nonfinite
+from pt2qa._quantize.late_edits import give_biases, make_late_edits
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.plain_export import rewriting_note
-from pt2qa._quantize.rounding import set_integers
 from pt2qa._ranks import everywhere, first_anywhere, in_step
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
@@ -41,10 +38,8 @@ from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
-from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
-from pt2qa.plugins.abilities import taken_by
 
 
 @torch_defaults
@@ -88,8 +83,7 @@ def quantize(
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
             backend does not support.
 
-    >>> import torch
-    >>> import pt2qa
+    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [(site.name, site.kind) for site in pair.sites]
@@ -143,7 +137,7 @@ def _quantize(
     edits = overrides.edits if overrides is not None else ()
     names, float_graph = capture.names, capture.module()
     refuse_float64(float_graph)
-    prepared, annotated, annotations = _prepare(plugin, float_graph, edits, names, qat)
+    prepared, edited = _prepare(plugin, float_graph, edits, names, qat)
     if not any(is_observer(module) for module in prepared.modules()):
         raise QuantizeError(
             f"{plugin.name} annotated 0 of {_ops_of(float_graph).total()} ops: the model would stay in float. "
@@ -171,14 +165,15 @@ def _quantize(
         every = itertools.chain([] if own is None else [own], calls)
         calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)
 
+    assert edited.annotations is not None, "prepare has the quantizer annotate"
     give_biases(prepared, edits, names)
-    before = add_to_biases(prepared, edits, names) | set_integers(prepared, edits, names)
+    before = make_late_edits(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
     set_parameters(reference, before)
     if like is not None:
         share_constants(quantized, like.quantized)
     ran = check_runs(quantized, first, names, plugin.name)
-    rewriting = rewriting_note(capture, plugin, annotated, qat=qat)
+    rewriting = rewriting_note(capture, plugin, edited.annotated, qat=qat)
     sliced = difference_note(sliced_inputs(quantized, plugin))
     notes = (
         *_notes(capture),
@@ -197,7 +192,7 @@ def _quantize(
         float_graph=float_graph,
         capture=capture,
         notes=tuple(filter(None, notes)),
-        recipe=Recipe(plugin, annotations, kept, qat, train, edits),
+        recipe=Recipe(plugin, edited.annotations, kept, qat, train, edits),
         weight_cache=WEIGHT_CACHE if like is None else min(WEIGHT_CACHE // 4, like.weight_cache),
     )
     del prepared
@@ -212,7 +207,6 @@ def _quantize(
 
 
 def _check_same_everywhere(pair: QuantizedPair) -> None:
-    """Checks that all ranks have the same pair."""
     found = everywhere((pair.environment.fingerprint, pair.quantization))
     other = [f"rank {rank}" for rank, each in enumerate(found) if each != found[0]]
     if other:
@@ -227,13 +221,13 @@ def _check_same_everywhere(pair: QuantizedPair) -> None:
 
 def _prepare(
     plugin: QuantizerPlugin, float_graph: GraphModule, edits: tuple[Edit, ...], names: Mapping[int, OpName], qat: bool
-) -> tuple[GraphModule, Counter[str], Annotations]:
-    """A prepared copy of a graph, how many ops of each kind the quantizer annotated, and what after all edits."""
+) -> tuple[GraphModule, EditedQuantizer]:
+    """A prepared copy of a graph, and the quantizer, which knows what it annotated."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e, prepare_qat_pt2e
 
     # prepare edits the graph that it is given, and training its parameters.
     graph = copy.deepcopy(float_graph) if qat else copy_to_edit(float_graph)
-    quantizer = EditedQuantizer(plugin.build(graph, qat=qat), plugin, edits, names, qat=qat)
+    quantizer = EditedQuantizer(plugin, edits, names, plugin.build(graph, qat=qat), qat=qat)
     try:
         with shortcuts():
             prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(graph, quantizer)
@@ -244,10 +238,9 @@ def _prepare(
             raise
         raise QuantizeError(
             f"torchao could not prepare the model as {plugin.name} annotated it: {type(error).__name__}: "
-            f"{str(error) or 'no message'}. The traceback above this one shows the op it stumbled on."
+            f"{str(error) or 'no message'}. See the traceback above this one for the op."
         ) from error
-    assert quantizer.annotations is not None, "prepare has the quantizer annotate"
-    return prepared, quantizer.annotated, quantizer.annotations
+    return prepared, quantizer
 
 
 def _ops_of(graph_module: GraphModule) -> Counter[str]:
@@ -258,13 +251,13 @@ def _takes_and_has(plugin: QuantizerPlugin, graph_module: GraphModule) -> str:
     """Which kinds of op a quantizer supports as configured, if it says so, and which a graph has."""
     counts = _ops_of(graph_module).most_common()
     has = f"the model has {', '.join(f'{op} ({count})' for op, count in counts) or 'no op'}"
-    takes = taken_by(plugin)
-    return f"With these options it takes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
+    takes: tuple[str, ...] = getattr(plugin, "takes", tuple)()
+    return f"With these options it quantizes {', '.join(takes)}; {has}" if takes else has[0].upper() + has[1:]
 
 
 def _nested(capture: Capture) -> str:
     count = len(capture.unanalysed)
-    inside = "are inside nested graphs, of which prepare annotates those of while_loop and scan alone"
+    inside = "are inside nested graphs, of which prepare annotates only those of while_loop and scan"
     return f"; {count} ops {inside}" if count else ""
 
 

@@ -43,6 +43,7 @@ from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
+from pt2qa.overrides.edits import can_observe
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Point
 
@@ -99,7 +100,11 @@ def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
         if site.kind == "activation":
             for group in {annotations.groups[point] for point in points}:
                 by_group[group].append(site)
-            fixed |= {annotations.groups[point] for point in points if not annotations.can_observe(point)}
+            fixed |= {
+                annotations.groups[point]
+                for point in points
+                if not can_observe(point, annotations.specs, annotations.graph)
+            }
     found = []
     for group, sites in by_group.items():
         params = sites[0].params

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.devices import common_device, moved
-from pt2qa._capture.inputs import refusal, without_gradients
+from pt2qa._capture.inputs import common_device, moved, refusal, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
 from pt2qa.errors import BatchError

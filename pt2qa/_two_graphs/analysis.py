@@ -21,7 +21,7 @@ from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, withou
 from pt2qa._layers.comparison import Row
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
-from pt2qa._quantize.observers import without
+from pt2qa._quantize.calibration import without
 from pt2qa._quantize.pairing import as_graph_module, common_handles, fingerprint
 from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted, few

@@ -1,9 +1,4 @@
-"""Overrides: edits to a quantizer's annotations, op by op.
-
-A plan (:mod:`pt2qa.overrides.plan`) is a list of edits and needs no torch.  :mod:`pt2qa.overrides.annotations` applies
-a plan to the annotations of a model; :mod:`pt2qa.overrides.edited` does so inside ``prepare``.  The names of
-``__init__.pyi`` are imported on first use.
-"""
+"""Overrides: edits to a quantizer's annotations, op by op; the names of ``__init__.pyi`` are imported on first use."""
 
 import lazy_loader
 

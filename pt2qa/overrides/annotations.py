@@ -23,7 +23,6 @@ from pt2qa.overrides.points import (
     Point,
     SpecFacts,
     Specs,
-    is_quantized,
     read_nodes,
     read_specs,
     spec_facts,
@@ -69,30 +68,19 @@ class AnnotatedOp:
     levels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PointsByName:
-    """The points that require rounded values: by the op or input that makes them, or by the op that reads a constant.
-
-    Those of constants come with the number of the argument.
-    """
-
-    values: Mapping[str, Sequence[Point]]
-    constants: Mapping[str, Sequence[tuple[int, Point]]]
-
-
 @dataclass(frozen=True)
 class Annotations:
     """A quantizer's annotations of one model.
 
     Attributes:
         specs: each annotated point with its spec, in the order in which torchao visits them.
-        ground: the graph that they belong to, and what the backend does not support.
+        graph: the graph that they belong to, and what the backend does not support.
         ops: the ops that the quantizer annotates, by name, before any edit.
         known: every op name of the model; some are not in the graph that is quantized.
     """
 
     specs: Mapping[Point, Any] = field(repr=False)
-    ground: kinds.Ground = field(repr=False)
+    graph: kinds.AnnotatedGraph = field(repr=False)
     ops: Mapping[str, AnnotatedOp]
     known: frozenset[str] = field(repr=False)
 
@@ -111,33 +99,30 @@ class Annotations:
         """
         specs = dict(self.specs)
         for edit in edits:
-            specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
-        return replace(self, specs=specs, ground=replace(self.ground, nodes=_as_lowered(self.ground.nodes, specs)))
+            specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.graph)
+        return replace(self, specs=specs, graph=replace(self.graph, nodes=_as_lowered(self.graph.nodes, specs)))
 
     def after(self, *edits: Edit) -> Annotations | None:
-        """The same as :meth:`with_edits`; None if an edit changes nothing or cannot be made in this graph."""
+        """The same as :meth:`with_edits`; None if an edit changes nothing or cannot be made."""
         try:
             return self.with_edits(edits)
         except QuantizeError:
             return None
 
     def points_at(self, sites: Sequence[Site]) -> dict[int, tuple[Point, ...]]:
-        """For each site of a pair, by index, the points that require it; empty if none does after some edits.
+        """For each site of a pair of this quantizer and capture, by index, the points that require it.
 
         An activation's site may be required by the op that produces the value and by those that read it; a weight's
-        site by the op that reads it.
-
-        Args:
-            sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
+        site by the op that reads it; after some edits, a site by none.
         """
         same_value = Counter(site.name for site in sites if site.source != site.result)
         found: dict[int, tuple[Point, ...]] = {}
         for site in sites:
             if site.source == site.result:
-                constants = self.points_by_name.constants.get(site.name, ())
+                constants = self.points_by_name[1].get(site.name, ())
                 points = [point for _, point in constants if self._role(point) == site.kind]
             else:
-                points = list(self.points_by_name.values.get(site.name, ()))
+                points = list(self.points_by_name[0].get(site.name, ()))
                 if same_value[site.name] > 1:
                     points = [point for point in points if self._is_for(point, site)]
             found[site.index] = tuple(points)
@@ -150,12 +135,8 @@ class Annotations:
     def facts(self, point: Point) -> SpecFacts:
         """The spec of a point after its references are resolved."""
         root = root_of(self.specs, point)
-        assert root is not None, f"{self.ground.describe(point)} has no spec of its own"
+        assert root is not None, f"{self.graph.describe(point)} has no spec of its own"
         return spec_facts(self.specs[root])
-
-    def can_observe(self, point: Point) -> bool:
-        """Whether an activation's scale comes from an observer of the whole tensor."""
-        return kinds.can_observe(point, self.specs, self.ground)
 
     @functools.cached_property
     def groups(self) -> Mapping[Point, Point]:
@@ -163,14 +144,17 @@ class Annotations:
         return groups_of(self.specs)
 
     @functools.cached_property
-    def points_by_name(self) -> PointsByName:
-        """The points that require rounded values, by the names of the sites."""
+    def points_by_name(self) -> tuple[Mapping[str, Sequence[Point]], Mapping[str, Sequence[tuple[int, Point]]]]:
+        """The points that require rounded values: by the op or input that makes them; by the op that reads a constant.
+
+        Those of constants come after the number of the argument.
+        """
         values: dict[str, list[Point]] = defaultdict(list)
         constants: dict[str, list[tuple[int, Point]]] = defaultdict(list)
         for point in self.specs:
             if self.unspecified(point) is None:
                 continue
-            source = self.ground.nodes[point[0]]
+            source = self.graph.nodes[point[0]]
             if source.constant:
                 for reader, argument in self._readers(point):
                     constants[reader].append((argument, point))
@@ -179,16 +163,16 @@ class Annotations:
                     values[source.owner].append(point)
             else:
                 values[self.value_name(point)].append(point)
-        return PointsByName(values, constants)
+        return values, constants
 
     def value_name(self, point: Point) -> str:
         """The name in reports of the value at a point.
 
         QAT keeps a batch norm until convert folds it into the convolution before it, which then names the value.
         """
-        source = self.ground.nodes[point[0]]
-        before = [self.ground.nodes[key] for key in source.inputs if not self.ground.nodes[key].constant]
-        if self.ground.qat and source.op in kinds.BATCH_NORMS and len(before) == 1 and before[0].op.startswith("conv"):
+        source = self.graph.nodes[point[0]]
+        before = [self.graph.nodes[key] for key in source.inputs if not self.graph.nodes[key].constant]
+        if self.graph.qat and source.op in kinds.BATCH_NORMS and len(before) == 1 and before[0].op.startswith("conv"):
             return before[0].name
         return source.name
 
@@ -196,7 +180,7 @@ class Annotations:
     def _keys_of(self) -> dict[str, list[str]]:
         """fx names by the name of an op; the parts of a decomposed op are also listed under its name."""
         found: dict[str, list[str]] = defaultdict(list)
-        for node in self.ground.nodes.values():
+        for node in self.graph.nodes.values():
             if not node.constant or node.owner:
                 for name in {node.name, node.owner} - {""}:
                     found[name].append(node.key)
@@ -223,41 +207,37 @@ class Annotations:
         return found if found is None or root is None else replace(found, spec=spec_text(self.specs[root]))
 
     def unspecified(self, point: Point) -> Edge | None:
-        """The same without the spec: what is rounded, however it is."""
-        root = root_of(self.specs, point)
-        node = self.ground.nodes[point[0]]
-        if root is None or not is_quantized(self.specs[root], node):
-            return None
+        """The same without the spec."""
         source, reader = point
-        if reader and source not in self.ground.nodes[reader].inputs:
+        node = self.graph.nodes[source]
+        exists = source in self.graph.nodes[reader].inputs if reader else node.is_tensor or node.constant
+        if not exists or not rounds_at(self.specs, point, self.graph.nodes):
             return None
-        if not reader and not node.is_tensor and not node.constant:
-            return None
-        name = self.ground.nodes[reader].name if reader else ""
+        name = self.graph.nodes[reader].name if reader else ""
         return Edge(node.name, name, self._role(point), "")
 
     def _role(self, point: Point) -> EdgeKind:
-        source = self.ground.nodes[point[0]]
+        source = self.graph.nodes[point[0]]
         if not source.constant:
             return "activation"
         reading = point[1] or next(iter(source.readers), "")
         position = -1
         while reading:
-            node = self.ground.nodes[reading]
+            node = self.graph.nodes[reading]
             position = node.inputs.get(source.key, -1)
             if not node.constant:
                 break
             source, reading = node, next(iter(node.readers), "")
-        return constant_role(self.ground.nodes[reading].op if reading else "", position, source.is_parameter)
+        return constant_role(self.graph.nodes[reading].op if reading else "", position, source.is_parameter)
 
     def _readers(self, point: Point) -> list[tuple[str, int]]:
         """Names of the ops that read a quantized constant, each with the number of the argument."""
         source, reader = point
         found: list[tuple[str, int]] = []
-        open_keys = [(source, key) for key in ([reader] if reader else self.ground.nodes[source].readers)]
+        open_keys = [(source, key) for key in ([reader] if reader else self.graph.nodes[source].readers)]
         while open_keys:
             read, key = open_keys.pop()
-            node = self.ground.nodes[key]
+            node = self.graph.nodes[key]
             if node.constant:
                 open_keys.extend((key, user) for user in node.readers)
             else:
@@ -268,32 +248,32 @@ class Annotations:
         """Whether a site was made for a point, if one value has several."""
         facts = self.facts(point)
         fits = facts.dtype == site.params.dtype and facts.dynamic == site.params.dynamic
-        reader = self.ground.nodes[point[1]] if point[1] else None
+        reader = self.graph.nodes[point[1]] if point[1] else None
         # A site names the ops that read it, not the graph's output.
         return fits and (reader is None or reader.op == OUTPUT or not site.readers or reader.name in site.readers)
 
 
 def read_annotations(
-    graph: GraphModule, plugin: QuantizerPlugin, names: Mapping[int, OpName], *, qat: bool
+    graph_module: GraphModule, plugin: QuantizerPlugin, names: Mapping[int, OpName], *, qat: bool
 ) -> Annotations:
     """The annotations of a graph after the quantizer's ``annotate``."""
-    specs = read_specs(graph)
-    nodes = _as_lowered(read_nodes(graph, names), specs)
+    specs = read_specs(graph_module)
+    nodes = _as_lowered(read_nodes(graph_module, names), specs)
     annotated = dict.fromkeys(reader or source for source, reader in specs)
-    by_key = {node.name: node for node in graph.graph.nodes}
+    by_key = {node.name: node for node in graph_module.graph.nodes}
     refusals = {
         (kind, key): reason
         for kind in ("dynamic", "int16", "observer")
         for key in annotated
         if (reason := unsupported_reason(plugin, kind, by_key[key]))
     }
-    ground = kinds.Ground(nodes, refusals, fusable_of(plugin), describe(plugin), qat)
+    graph = kinds.AnnotatedGraph(nodes, refusals, fusable_of(plugin), describe(plugin), qat)
     ops = {
-        nodes[key].name: AnnotatedOp(nodes[key].name, nodes[key].op, _levels(key, specs, ground, levels_of(plugin)))
+        nodes[key].name: AnnotatedOp(nodes[key].name, nodes[key].op, _levels(key, specs, graph, levels_of(plugin)))
         for key in annotated
         if not nodes[key].constant
     }
-    return Annotations(specs, ground, ops, frozenset(name.name for name in names.values()))
+    return Annotations(specs, graph, ops, frozenset(name.name for name in names.values()))
 
 
 def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
@@ -328,8 +308,8 @@ def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
     >>> [edit.ops for edit in fusions_in(annotated)]
     [('0/conv2d', '1/hardtanh')]
     """
-    nodes = annotations.ground.nodes
-    pairs = annotations.ground.fusable or ()
+    nodes = annotations.graph.nodes
+    pairs = annotations.graph.fusable or ()
     edits = [
         Edit("fuse", (nodes[reader].name, node.name))
         for node in nodes.values()
@@ -369,16 +349,16 @@ def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, Graph
     return found
 
 
-def _levels(key: str, specs: Mapping[Point, Any], ground: kinds.Ground, offered: Iterable[str]) -> tuple[str, ...]:
+def _levels(
+    key: str, specs: Mapping[Point, Any], graph: kinds.AnnotatedGraph, offered: Iterable[str]
+) -> tuple[str, ...]:
     own = kinds.points_of(key, specs)
-    observed = any(kinds.can_observe(point, specs, ground) for point in own)
+    observed = any(kinds.can_observe(point, specs, graph) for point in own)
     possible = {
-        "float": any(rounds_at(specs, point, ground.nodes) for point in own),
-        "dynamic": kinds.has_static_weight(key, specs, ground),
+        "float": any(rounds_at(specs, point, graph.nodes) for point in own),
+        "dynamic": kinds.has_static_weight(key, specs, graph),
         "int16": observed,
         "observer": observed,
     }
-    allowed = ("float",) if ground.qat else tuple(possible)
-    return tuple(
-        kind for kind in offered if kind in allowed and possible[kind] and not ground.refusals.get((kind, key))
-    )
+    allowed = ("float",) if graph.qat else tuple(possible)
+    return tuple(kind for kind in offered if kind in allowed and possible[kind] and not graph.refusals.get((kind, key)))

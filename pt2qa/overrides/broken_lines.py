@@ -1,4 +1,4 @@
-"""Holds annotations and converted weights against the spec of a backend: which of its lines they break, op by op."""
+"""Compares annotations and converted weights with the spec of a backend: which of its lines they break, op by op."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import GraphNode, Point, spec_facts
+from pt2qa.overrides.edits import BATCH_NORMS, limits_of
+from pt2qa.overrides.points import GraphNode, Point, own_spec, spec_facts
 from pt2qa.overrides.sharing import root_of, rounds_at
 from pt2qa.plugins.backend_spec import BackendSpec, OpSpec, Part, SpecLine, TensorSpec
 
@@ -23,12 +23,8 @@ _ARGUMENTS: Final[dict[int, Part]] = {1: "weight", 2: "bias"}
 class BrokenLine:
     """A line of a spec that the annotation of an op breaks.
 
-    Attributes:
-        name: of the op, as reports show it.
-        line: the line.
-        differs: in what: ``dtype``, ``scheme``, ``axis``, ``range`` or ``dynamic``; ``sharing``; ``fusion``.
-        found: what is annotated, as the beginning of a sentence.
-        backend: whose spec it is.
+    ``differs`` says in what: ``dtype``, ``scheme``, ``axis``, ``range`` or ``dynamic``; ``sharing``; ``fusion``.
+    ``found`` is what is annotated, as the beginning of a sentence.
     """
 
     name: str
@@ -45,18 +41,9 @@ def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLin
     """The lines that annotations break, in graph order.
 
     Of an op with several kernels, those of the kernel that takes its input, and of these the one with the fewest.
-
-    >>> import pt2qa
-    >>> import torch
-    >>> from pt2qa.plugins import spec_of
-    >>> plugin = pt2qa.quantizer("xnnpack")
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.randn(1, 4))
-    >>> annotations = pt2qa.overrides.annotations_of(capture, plugin)
-    >>> broken_lines(annotations, spec_of(plugin))
-    ()
     """
     found: list[BrokenLine] = []
-    for node in annotations.ground.nodes.values():
+    for node in annotations.graph.nodes.values():
         rows = () if node.constant else spec.rows(node.op)
         if rows:
             by_row = [list(_Op(annotations, node, row, spec.name).broken()) for row in rows]
@@ -66,13 +53,9 @@ def broken_lines(annotations: Annotations, spec: BackendSpec) -> tuple[BrokenLin
 
 
 def broken_weights(sites: Sequence[Site], spec: BackendSpec) -> tuple[BrokenLine, ...]:
-    """The lines that the weights of a converted graph break, whose annotations are unknown; biases likewise.
+    """The lines that the weights and biases of a converted graph break, whose annotations are unknown.
 
     A weight is symmetric if all its zero points are 0. Of an op with several kernels, any may take it.
-
-    Args:
-        sites: of a pair, such as ``pair.sites``.
-        spec: what the backend takes.
     """
     found: list[BrokenLine] = []
     for site in sites:
@@ -93,7 +76,6 @@ def _differing(line: SpecLine, asked: TensorSpec) -> tuple[str, ...]:
 
 
 def _stored(params: QuantParams) -> TensorSpec:
-    """How a constant was rounded."""
     if getattr(torch, params.dtype).is_floating_point:
         return TensorSpec(params.dtype)
     centred = not torch.as_tensor(params.zero_point).any()
@@ -110,18 +92,11 @@ def _distance(lines: list[BrokenLine]) -> tuple[bool, bool, int]:
 def tensor_spec(spec: Any) -> TensorSpec:
     """torchao's spec in the words of :class:`TensorSpec`; without a range of its own, it has that of its dtype."""
     facts = spec_facts(spec)
-    dtype = getattr(torch, facts.dtype)
-    if dtype.is_floating_point:
+    if getattr(torch, facts.dtype).is_floating_point:
         return TensorSpec(facts.dtype)
-    limits = torch.iinfo(dtype)
-    return TensorSpec(
-        facts.dtype,
-        "symmetric" if "symmetric" in facts.scheme else "affine",
-        facts.axis if facts.scheme.startswith("per_channel") else None,
-        limits.min if facts.quant_min is None else facts.quant_min,
-        limits.max if facts.quant_max is None else facts.quant_max,
-        facts.dynamic,
-    )
+    scheme: Literal["symmetric", "affine"] = "symmetric" if "symmetric" in facts.scheme else "affine"
+    axis = facts.axis if facts.scheme.startswith("per_channel") else None
+    return TensorSpec(facts.dtype, scheme, axis, *limits_of(own_spec(spec)), facts.dynamic)
 
 
 @dataclass(frozen=True)
@@ -135,7 +110,8 @@ class _Op:
 
     def broken(self) -> Iterator[BrokenLine]:
         """The lines that it breaks; none if nothing is annotated at the op, which then runs in float."""
-        if not any(self._rounds(point) for point in (*self._edges, (self._chain()[1], ""))):
+        edges = [(key, self.node.key) for key in self.node.inputs]
+        if not any(self._rounds(point) for point in (*edges, (self._chain()[1], ""))):
             return
         inputs = [point for key in self.node.inputs if (point := self._read(key)) is not None]
         for point in inputs:
@@ -146,13 +122,9 @@ class _Op:
         if between is not None and (line := self.row.line(self.node.op, "fused")):
             yield self._line(line, ("fusion",), f"it is rounded before the {between}")
         if self._rounds((last, "")):
-            after = "" if last == self.node.key else f" after the {self.annotations.ground.nodes[last].op}"
+            after = "" if last == self.node.key else f" after the {self.annotations.graph.nodes[last].op}"
             yield from self._tensor("output", (last, ""), f"its output{after}")
         yield from self._shared(inputs)
-
-    @property
-    def _edges(self) -> list[Point]:
-        return [(key, self.node.key) for key in self.node.inputs]
 
     def _tensor(self, part: Part, point: Point, what: str) -> Iterator[BrokenLine]:
         """The line of one tensor, if none of what it may be fits; in what the nearest differs."""
@@ -175,18 +147,12 @@ class _Op:
         names = [
             "its output" if point == own else self._input(point) for point in others if groups[point] != groups[first]
         ]
-        scales = "scales of their own" if len(names) > 1 else "a scale of its own"
-        verb = "have" if len(names) > 1 else "has"
-        text = f"{' and '.join(names)} {verb} {scales}, not that of {self._input(first)}"
+        text = f"separate scales for {', '.join([self._input(first), *names[:-1]])} and {names[-1]}"
         yield self._line(line, ("sharing",), text)
 
     def _chain(self) -> tuple[str | None, str]:
-        """What is rounded though it is fused with this op's kernel, if anything; and whose output is the kernel's.
-
-        Returns:
-            The op type before which a value is rounded that must not be; and the fx name of the last op.
-        """
-        nodes, last = self.annotations.ground.nodes, self.node
+        """The activation of this op's kernel before which a value is rounded, if any, and the key of its last op."""
+        nodes, last = self.annotations.graph.nodes, self.node
         while len(last.readers) == 1:
             reader = nodes[last.readers[0]]
             if reader.op not in (*self.row.fused, *self.row.fusable, *BATCH_NORMS):
@@ -201,12 +167,12 @@ class _Op:
         return next((p for p in ((source, self.node.key), (source, "")) if self._rounds(p)), None)
 
     def _rounds(self, point: Point) -> bool:
-        return rounds_at(self.annotations.specs, point, self.annotations.ground.nodes)
+        return rounds_at(self.annotations.specs, point, self.annotations.graph.nodes)
 
     def _input(self, point: Point) -> str:
         """What to call an input: by its op if there are several."""
         several = len(self.node.inputs) > 1 and self.node.op not in WEIGHTED
-        return f"its input {self.annotations.ground.nodes[point[0]].name}" if several else "its input"
+        return f"its input {self.annotations.graph.nodes[point[0]].name}" if several else "its input"
 
     def _line(self, line: SpecLine, differs: tuple[str, ...], found: str) -> BrokenLine:
         return BrokenLine(self.node.name, line, differs, found, self.backend)

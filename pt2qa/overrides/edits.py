@@ -19,7 +19,7 @@ BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class AnnotatedGraph:
     """What edits need to know about a graph besides its specs.
 
     Nodes are by fx name, in graph order; refusals are reasons by kind of edit and fx name.  If ``fusable`` is None, ops
@@ -41,14 +41,9 @@ class Ground:
         return f"{name}, as {self.nodes[reader].name if reader in self.nodes else reader} reads it,"
 
 
-def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Ground) -> dict[Point, Any]:
-    """The specs after one edit; ``keys`` are for each op that it names the fx names of its nodes.
-
-    Raises:
-        PluginError: the backend does not support the edit.
-        QuantizeError: the edit changes nothing, or cannot be made in this graph.
-    """
-    if ground.qat and edit.kind not in ("float", "fuse"):
+def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
+    """The specs after one edit; ``keys`` are for each op that it names the fx names of its nodes."""
+    if graph.qat and edit.kind not in ("float", "fuse"):
         raise QuantizeError(
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
@@ -57,13 +52,13 @@ def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, ground: Grou
         return dict(specs)
     if edit.kind == "fuse":
         first, second = (found[-1] for found in keys)
-        after = _fuse(edit, first, second, specs, ground)
+        after = _fuse(edit, first, second, specs, graph)
     else:
         nodes = [key for found in keys for key in found]
-        after = _KINDS[edit.kind](edit, nodes, specs, ground)
+        after = _KINDS[edit.kind](edit, nodes, specs, graph)
     if after == specs:
         raise QuantizeError(
-            f"{edit}: changes nothing: {ground.quantizer} annotates nothing there that this edit could change"
+            f"{edit}: changes nothing: {graph.quantizer} annotates nothing there that this edit could change"
         )
     return after
 
@@ -73,26 +68,26 @@ def points_of(node: str, specs: Specs) -> list[Point]:
     return [point for point in specs if (point[1] or point[0]) == node]
 
 
-def is_activation(point: Point, specs: Specs, ground: Ground) -> bool:
+def is_activation(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:
     """Whether a point is a quantized activation."""
-    return not ground.nodes[point[0]].constant and rounds_at(specs, point, ground.nodes)
+    return not graph.nodes[point[0]].constant and rounds_at(specs, point, graph.nodes)
 
 
-def has_static_weight(node: str, specs: Specs, ground: Ground) -> bool:
+def has_static_weight(node: str, specs: Specs, graph: AnnotatedGraph) -> bool:
     """Whether an op reads a quantized constant and a quantized activation whose scale comes from calibration."""
     own = [point for point in points_of(node, specs) if point[1]]
-    weights = [point for point in own if ground.nodes[point[0]].constant]
+    weights = [point for point in own if graph.nodes[point[0]].constant]
     return bool(weights) and any(
-        is_activation(point, specs, ground) and not getattr(_own_spec(point, specs), "is_dynamic", False)
+        is_activation(point, specs, graph) and not getattr(_own_spec(point, specs), "is_dynamic", False)
         for point in own
     )
 
 
-def can_observe(point: Point, specs: Specs, ground: Ground) -> bool:
+def can_observe(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:
     """Whether an activation's scale comes from an observer of the whole tensor."""
     spec = _own_spec(point, specs)
     return (
-        is_activation(point, specs, ground)
+        is_activation(point, specs, graph)
         and dataclasses.is_dataclass(spec)
         and observer_class(spec) is not None
         and not getattr(spec, "is_dynamic", False)
@@ -103,33 +98,33 @@ def can_observe(point: Point, specs: Specs, ground: Ground) -> bool:
 # -- float and fuse ----------------------------------------------------------------------------------------------------
 
 
-def _float(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+def _float(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
     own = {point for node in nodes for point in points_of(node, specs)}
-    own |= {point for node in nodes for point in _constants(node, set(nodes), specs, ground)}
-    return remove(specs, own, ground.describe)
+    own |= {point for node in nodes for point in _constants(node, set(nodes), specs, graph)}
+    return remove(specs, own, graph.describe)
 
 
-def _constants(node: str, named: Collection[str], specs: Specs, ground: Ground) -> Iterator[Point]:
+def _constants(node: str, named: Collection[str], specs: Specs, graph: AnnotatedGraph) -> Iterator[Point]:
     """Points on the path from a constant to an op, if no op that stays quantized reads the constant."""
-    for source in ground.nodes[node].inputs:
-        readers = ground.nodes[source].readers
-        if ground.nodes[source].constant and all(r in named or not points_of(r, specs) for r in readers):
+    for source in graph.nodes[node].inputs:
+        readers = graph.nodes[source].readers
+        if graph.nodes[source].constant and all(r in named or not points_of(r, specs) for r in readers):
             yield from points_of(source, specs)
-            yield from _constants(source, {*named, source}, specs, ground)
+            yield from _constants(source, {*named, source}, specs, graph)
 
 
-def _fuse(edit: Edit, first: str, second: str, specs: Specs, ground: Ground) -> dict[Point, Any]:
-    one, two = ground.nodes[first], ground.nodes[second]
-    if ground.fusable is not None and (one.op, two.op) not in ground.fusable:
-        pairs = ", ".join(f"{a} + {b}" for a, b in ground.fusable) or "none"
+def _fuse(edit: Edit, first: str, second: str, specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
+    one, two = graph.nodes[first], graph.nodes[second]
+    if graph.fusable is not None and (one.op, two.op) not in graph.fusable:
+        pairs = ", ".join(f"{a} + {b}" for a, b in graph.fusable) or "none"
         raise PluginError(
-            f"{edit}: {ground.quantizer} has no kernel for {one.op} + {two.op}; pairs that it can fuse: {pairs}"
+            f"{edit}: {graph.quantizer} has no kernel for {one.op} + {two.op}; pairs that it can fuse: {pairs}"
         )
-    end = _behind_batch_norm(one, ground)
+    end = _behind_batch_norm(one, graph)
     if end.key not in two.inputs:
-        readers = ", ".join(ground.nodes[reader].name for reader in end.readers) or "nothing"
+        readers = ", ".join(graph.nodes[reader].name for reader in end.readers) or "nothing"
         raise QuantizeError(f"{edit}: {two.name} does not read {one.name}, which is read by {readers}")
-    others = [ground.nodes[reader].name for reader in end.readers if reader != second]
+    others = [graph.nodes[reader].name for reader in end.readers if reader != second]
     if others:
         raise QuantizeError(
             f"{edit}: {', '.join(others)} read{'s' if len(others) == 1 else ''} the output of {one.name}, too, so it "
@@ -141,33 +136,33 @@ def _fuse(edit: Edit, first: str, second: str, specs: Specs, ground: Ground) -> 
         raise QuantizeError(
             f"{edit}: changes nothing: the output of {one.name} is not quantized on its way to {two.name}"
         )
-    after = remove(specs, between, ground.describe)
+    after = remove(specs, between, graph.describe)
     if (second, "") in after:
         return after
     given = {**after, (second, ""): specs[roots[0]]}
-    order = list(ground.nodes)
+    order = list(graph.nodes)
     return dict(sorted(given.items(), key=lambda item: (order.index(item[0][1] or item[0][0]), not item[0][1])))
 
 
-def _behind_batch_norm(node: GraphNode, ground: Ground) -> GraphNode:
+def _behind_batch_norm(node: GraphNode, graph: AnnotatedGraph) -> GraphNode:
     """The batch norm that belongs to an op, which QAT keeps in the graph; else the op itself."""
-    readers = [ground.nodes[reader] for reader in node.readers]
+    readers = [graph.nodes[reader] for reader in node.readers]
     return readers[0] if len(readers) == 1 and readers[0].op in BATCH_NORMS else node
 
 
 # -- other specs -------------------------------------------------------------------------------------------------------
 
 
-def _dynamic(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+def _dynamic(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
     from torchao.quantization.pt2e.observer import PlaceholderObserver
 
-    leading = [node for node in nodes if has_static_weight(node, specs, ground)]
+    leading = [node for node in nodes if has_static_weight(node, specs, graph)]
     followers = [node for node in nodes if node not in leading and points_of(node, specs)]
-    _check_refusals(edit, leading, ground)
+    _check_refusals(edit, leading, graph)
     for node in followers:
-        if not set(ground.nodes[node].inputs) & {*leading, *followers}:
+        if not set(graph.nodes[node].inputs) & {*leading, *followers}:
             raise PluginError(
-                f"{edit}: {ground.nodes[node].name} has no weights, and only ops with weights take dynamic scales for "
+                f"{edit}: {graph.nodes[node].name} has no weights, and only ops with weights take dynamic scales for "
                 "their inputs. Leave it out, or name it together with the op whose output it reads"
             )
 
@@ -176,43 +171,43 @@ def _dynamic(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict
         return dataclasses.replace(spec, is_dynamic=True, observer_or_fake_quant_ctr=maker)
 
     own = [point for node in leading for point in points_of(node, specs)]
-    inputs = [point for point in own if point[1] and is_activation(point, specs, ground)]
+    inputs = [point for point in own if point[1] and is_activation(point, specs, graph)]
     lost = [point for point in own if not point[1] or isinstance(specs[point], Derives)]
     lost += [point for node in followers for point in points_of(node, specs)]
     fixed = [point for point in inputs if observer_class(_own_spec(point, specs)) is None]
     if fixed:
-        raise QuantizeError(f"{edit}: {ground.describe(fixed[0])} has a fixed scale, which does not depend on the data")
-    return remove(replace_own(specs, inputs, dynamic, ground.describe), lost, ground.describe)
+        raise QuantizeError(f"{edit}: {graph.describe(fixed[0])} has a fixed scale, which does not depend on the data")
+    return remove(replace_own(specs, inputs, dynamic, graph.describe), lost, graph.describe)
 
 
-def _int16(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
-    _check_refusals(edit, nodes, ground)
+def _int16(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
+    _check_refusals(edit, nodes, graph)
     own = [
         point
         for node in nodes
         for point in points_of(node, specs)
-        if can_observe(point, specs, ground) and _own_spec(point, specs).dtype is not torch.int16
+        if can_observe(point, specs, graph) and _own_spec(point, specs).dtype is not torch.int16
     ]
 
     def wider(spec: Any) -> Any:
         lowest = -32767 if spec.qscheme is torch.per_tensor_symmetric else -32768
         return dataclasses.replace(spec, dtype=torch.int16, quant_min=lowest, quant_max=32767)
 
-    return replace_own(specs, own, wider, ground.describe)
+    return replace_own(specs, own, wider, graph.describe)
 
 
-def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+def _observer(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
     from torchao.quantization.pt2e import observer
 
     maker = getattr(observer, OBSERVERS[edit.observer])
-    _check_refusals(edit, nodes, ground)
+    _check_refusals(edit, nodes, graph)
     # One value has one observer, whichever points require it; torchao takes the first one that it finds.
     sources = {point[0] for node in nodes for point in points_of(node, specs)}
     roots = {
         root_of(specs, point)
         for point in specs
         if point[0] in sources
-        and can_observe(point, specs, ground)
+        and can_observe(point, specs, graph)
         and observer_class(_own_spec(point, specs)) is not maker
     }
     return {
@@ -223,12 +218,12 @@ def _observer(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dic
     }
 
 
-def _range(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[Point, Any]:
+def _range(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
     from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
 
-    _check_refusals(edit, nodes, ground)
+    _check_refusals(edit, nodes, graph)
     groups = groups_of(specs)
-    wanted = {groups[point] for point in specs if point[0] in nodes and can_observe(point, specs, ground)}
+    wanted = {groups[point] for point in specs if point[0] in nodes and can_observe(point, specs, graph)}
     roots = {root_of(specs, point) for point, group in groups.items() if group in wanted}
     after = dict(specs)
     for root in roots:
@@ -237,7 +232,7 @@ def _range(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[P
         limits = limits_of(spec)
         if not limits[0] <= edit.zero_point <= limits[1]:
             raise QuantizeError(
-                f"{edit}: {ground.describe(root)} has the integers {limits[0]}..{limits[1]}, without this zero point"
+                f"{edit}: {graph.describe(root)} has the integers {limits[0]}..{limits[1]}, without this zero point"
             )
         after[root] = FixedQParamsQuantizationSpec(spec.dtype, edit.scale, edit.zero_point, *limits, spec.qscheme)
     return after
@@ -246,11 +241,11 @@ def _range(edit: Edit, nodes: list[str], specs: Specs, ground: Ground) -> dict[P
 def limits_of(spec: Any) -> tuple[int, int]:
     """The integers of a spec; those of the dtype if it has none."""
     limits = torch.iinfo(spec.dtype)
-    low, high = spec.quant_min, spec.quant_max
+    low, high = getattr(spec, "quant_min", None), getattr(spec, "quant_max", None)
     return limits.min if low is None else low, limits.max if high is None else high
 
 
-_KINDS: Mapping[str, Callable[[Edit, list[str], Specs, Ground], dict[Point, Any]]] = {
+_KINDS: Mapping[str, Callable[[Edit, list[str], Specs, AnnotatedGraph], dict[Point, Any]]] = {
     "float": _float,
     "dynamic": _dynamic,
     "int16": _int16,
@@ -259,14 +254,13 @@ _KINDS: Mapping[str, Callable[[Edit, list[str], Specs, Ground], dict[Point, Any]
 }
 
 
-def _check_refusals(edit: Edit, nodes: list[str], ground: Ground) -> None:
+def _check_refusals(edit: Edit, nodes: list[str], graph: AnnotatedGraph) -> None:
     for node in nodes:
-        if reason := ground.refusals.get((edit.kind, node)):
-            raise PluginError(f"{edit}: {ground.nodes[node].name}: {reason}")
+        if reason := graph.refusals.get((edit.kind, node)):
+            raise PluginError(f"{edit}: {graph.nodes[node].name}: {reason}")
 
 
 def _own_spec(point: Point, specs: Specs) -> Any:
-    """The spec of a point after references are resolved; a derived one as torchao has it."""
     root = root_of(specs, point)
     return None if root is None else own_spec(specs[root])
 

@@ -176,11 +176,7 @@ def _keeps_channels(reader: Node, op: str, node: Node) -> bool:
 
 
 def change_norms(graph_module: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> None:
-    """Makes the ``smooth`` and ``shift`` edits, in place and in order.
-
-    Raises:
-        QuantizeError: the ops are not a norm and all around it, or a parameter has another reader or another size.
-    """
+    """Makes the ``smooth`` and ``shift`` edits, in place and in order."""
     nodes = ops_of(graph_module, names)
     for edit, norm in _found(edits, graph_module, names):
         can = norm is not None and (norm.can_smooth if edit.kind == "smooth" else norm.can_shift)

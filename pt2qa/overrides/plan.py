@@ -36,10 +36,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(KINDS, ()),
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
-    "bias": ("values",),
-    "shift": ("values",),
-    "smooth": ("values",),
-    "round": ("values",),
+    **dict.fromkeys(("bias", "shift", "smooth", "round"), ("values",)),
 }
 """What an edit has by its kind, besides the ops."""
 
@@ -88,32 +85,30 @@ class Edit:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise QuantizeError(f"edit: kind: got {self.kind!r}, expected one of {', '.join(KINDS)}")
-        if not isinstance(self.ops, tuple) or not all(isinstance(op, str) for op in self.ops):
-            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected a tuple of op names")
-        if not self.ops or (self.kind == "fuse" and (len(self.ops) != 2 or self.ops[0] == self.ops[1])):
-            expected = "the names of two ops" if self.kind == "fuse" else "the name of at least one op"
-            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected {expected}")
-        expects = (*OBSERVERS,) if self.kind == "observer" else ("",)
-        if self.observer not in expects:
-            expected = ", ".join(OBSERVERS) if self.kind == "observer" else "none: only kind 'observer' takes one"
-            raise QuantizeError(f"edit {self.kind!r}: observer: got {self.observer!r}, expected {expected}")
+        self._check(isinstance(self.ops, tuple) and all(isinstance(op, str) for op in self.ops), "a tuple of op names")
+        self._check(len(self.ops) > 0, "the name of at least one op")
+        if self.kind == "fuse":
+            self._check(len(self.ops) == 2 and self.ops[0] != self.ops[1], "the names of two ops")
+        elif self.kind in ("shift", "smooth"):
+            self._check(len(self.ops) > 1, "a norm and the linears that read it")
+        elif self.kind in ("bias", "round"):
+            self._check(len(self.ops) == 1, "the name of one op")
+        for name in ("observer", "scale", "zero_point", "values"):
+            if name not in _FIELDS[self.kind]:
+                kinds = ", ".join(kind for kind, own in _FIELDS.items() if name in own)
+                self._check(not getattr(self, name), f"none: only {kinds} edits take one", name)
+        if self.kind == "observer":
+            self._check(self.observer in (*OBSERVERS,), ", ".join(OBSERVERS), "observer")
         if self.kind == "range":
             self._check_range()
-        elif self.scale or self.zero_point:
-            raise QuantizeError(f"edit {self.kind!r}: only kind 'range' takes a scale and a zero point")
         if "values" in _FIELDS[self.kind]:
             self._check_values()
-        elif self.values:
-            raise QuantizeError(f"edit {self.kind!r}: only kinds 'bias', 'shift', 'smooth' and 'round' take values")
+
+    def _check(self, holds: bool, expected: str, field: str = "ops") -> None:
+        if not holds:
+            raise QuantizeError(f"edit {self.kind!r}: {field}: got {getattr(self, field)!r}, expected {expected}")
 
     def _check_values(self) -> None:
-        of_norm = self.kind in ("shift", "smooth")
-        if not of_norm and len(self.ops) != 1:
-            raise QuantizeError(f"edit {self.kind!r}: ops: got {self.ops!r}, expected the name of one op")
-        if of_norm and len(self.ops) < 2:
-            raise QuantizeError(
-                f"edit {self.kind!r}: ops: got {self.ops!r}, expected a norm and the linears that read it"
-            )
         try:
             found = self.numbers
         except (ValueError, TypeError, struct.error) as error:
@@ -131,13 +126,11 @@ class Edit:
 
     def _check_range(self) -> None:
         scale, zero_point = self.scale, self.zero_point
-        if isinstance(scale, bool) or not isinstance(scale, float | int) or not 0 < scale < math.inf:
-            raise QuantizeError(f"edit 'range': scale: got {scale!r}, expected a positive number")
-        if isinstance(zero_point, bool) or not isinstance(zero_point, int):
-            raise QuantizeError(f"edit 'range': zero_point: got {zero_point!r}, expected an integer")
+        number = isinstance(scale, float | int) and not isinstance(scale, bool) and 0 < scale < math.inf
+        self._check(number, "a positive number", "scale")
+        self._check(isinstance(zero_point, int) and not isinstance(zero_point, bool), "an integer", "zero_point")
         rounded = ctypes.c_float(scale).value
-        if not 0 < rounded < math.inf:
-            raise QuantizeError(f"edit 'range': scale: got {scale!r}, which float32 does not have")
+        self._check(0 < rounded < math.inf, "a number that float32 can represent", "scale")
         object.__setattr__(self, "scale", rounded)
 
     def __repr__(self) -> str:
@@ -181,7 +174,7 @@ class OverridePlan:
             raise QuantizeError(f"override plan: edits: got {self.edits!r}, expected a tuple of Edit")
         for name in ("quantizer", "model"):
             if not isinstance(getattr(self, name), str):
-                raise QuantizeError(f"override plan: {name}: got {getattr(self, name)!r}, expected a text")
+                raise QuantizeError(f"override plan: {name}: got {getattr(self, name)!r}, expected a string")
 
     def __str__(self) -> str:
         made_for = " on ".join(filter(None, (self.model, self.quantizer)))
@@ -212,15 +205,15 @@ class OverridePlan:
         >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
         >>> quantizer = plan.apply_to("xnnpack")
         """
-        from pt2qa.overrides.applied import PlannedQuantizer
+        from pt2qa.overrides.edited import EditedQuantizer
 
         late = sorted({edit.kind for edit in self.edits} & {"bias", "round"})
         if late:
             raise QuantizeError(
-                f"the plan has {' and '.join(late)} edits, which are made after calibration, where no quantizer is. "
+                f"the plan has {' and '.join(late)} edits, which are made after calibration, when no quantizer runs. "
                 "Pass the plan to pt2qa.quantize, or use the code of the report that has it."
             )
-        return PlannedQuantizer(quantizer, self.edits, qat=qat)
+        return EditedQuantizer(quantizer, self.edits, qat=qat)
 
     def to_json(self) -> str:
         """The plan as JSON text."""

@@ -56,12 +56,11 @@ class GraphNode:
         name: as reports show it; for a constant, the qualified name of its attribute.
         owner: name of the captured op that it is, or is part of; empty for constants and what prepare inserted.
         op: its type; ``input``, and ``output`` for the graph's output, which quantizers may annotate like an op.
-        constant: whether its value is computed once, only from constants; an op that reads a rounded constant runs with
+        constant: whether its value is computed once, from constants; but an op that reads a rounded constant runs with
             each batch, see ``_as_lowered`` in :mod:`pt2qa.overrides.annotations`.
         moves: whether its result consists of values of its one input, all or some of them.
         is_parameter: for a constant, whether it comes from a Parameter.
         is_tensor: whether its value is one tensor, so that an observer can follow it.
-        dtype: as :func:`dtype_of` gives it.
         inputs: its positional inputs, with the number of the argument.
         reads: every value that it reads, including keyword arguments and repeats, after the number of the argument.
         readers: the nodes that read it; the graph's output is one if the graph returns it.

@@ -7,7 +7,7 @@ overflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +37,7 @@ def rounds_at(specs: Specs, point: Point, nodes: Mapping[str, GraphNode]) -> boo
 
 
 def groups_of(specs: Specs) -> dict[Point, Point]:
-    """For each point, the first one that has the same scale; all of them have one observer.
-
-    Points share a scale by reference, or because they are the same value with equal specs.
+    """For each point, the first one that has the same scale, by reference or as the same value with an equal spec.
 
     Source:
         ``_get_edge_or_node_to_group_id`` in ``torchao/quantization/pt2e/prepare.py``.
@@ -66,11 +64,8 @@ def groups_of(specs: Specs) -> dict[Point, Point]:
 def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], str]) -> dict[Point, Any]:
     """The specs without some points; those that shared with them share among themselves.
 
-    If the point with a group's spec is removed, the first remaining point of the group gets the spec.  ``describe``
-    returns the name of a point in errors.
-
-    Raises:
-        QuantizeError: a point shares or derives its scale from a removed one, and no other can replace that one.
+    If the point with a group's spec is removed, the first remaining point of the group gets the spec.  A point that
+    derives its scale from a removed one derives it from another of that group.
     """
     gone = set(gone)
     kept = {point: spec for point, spec in specs.items() if point not in gone}
@@ -83,10 +78,10 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
         if not isinstance(spec, Shares):
             continue
         if root is None:
-            if any(each in gone for each in _chain(specs, point)):
+            if spec.point in gone:
                 raise QuantizeError(
                     f"{describe(point)} shares its scale with {describe(spec.point)}, which leads to no scale of its "
-                    "own: the quantizer's annotation is a circle or breaks off, and this edit cannot repair it"
+                    "own: the quantizer's shared specs form a cycle or end nowhere, which this edit cannot repair"
                 )
         elif root not in anchors:
             anchors[root] = point
@@ -99,10 +94,7 @@ def remove(specs: Specs, gone: Collection[Point], describe: Callable[[Point], st
 def replace_own(
     specs: Specs, own: Iterable[Point], change: Callable[[Any], Any], describe: Callable[[Point], str]
 ) -> dict[Point, Any]:
-    """The specs with some points changed; these still share among themselves, and the other points do not change.
-
-    ``change`` returns the new spec for a point's resolved spec.
-    """
+    """The specs with some points changed, which still share among themselves, and the other points as they are."""
     own = list(own)
     rest = remove(specs, own, describe)
     changed: dict[Point, Any] = {}
@@ -112,16 +104,6 @@ def replace_own(
             changed[point] = Shares(first[root]) if root in first else change(specs[root])
             first.setdefault(root, point)
     return {point: changed.get(point, rest.get(point)) for point in specs if point in changed or point in rest}
-
-
-def _chain(specs: Specs, point: Point) -> Iterator[Point]:
-    """A point and those that its reference passes through; if the chain is broken, the last one does not exist."""
-    seen: set[Point] = set()
-    while point not in seen:
-        yield point
-        seen.add(point)
-        spec = specs.get(point)
-        point = spec.point if isinstance(spec, Shares) else point
 
 
 def _source(

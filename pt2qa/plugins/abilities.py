@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pt2qa.plugins.code import Base, edited_quantizer_code
-from pt2qa.plugins.options import name_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -17,18 +14,8 @@ if TYPE_CHECKING:
     from pt2qa.plugins.backend import Backend
     from pt2qa.plugins.rules import Rule
 
-_FORMER = {"unsupported_reason": "refuses", "quantizer_code": "spell"}
 LEVELS = ("float", "observer")
 """What every backend supports: ops in float, and other observers."""
-
-
-def own_method(plugin: Any, name: str) -> Callable[..., Any] | None:
-    """An optional method of a plug-in, also under its old name; None if the plug-in does not have it."""
-    found: Callable[..., Any] | None = getattr(plugin, name, None)
-    if found is None and (found := getattr(plugin, _FORMER[name], None)) is not None:
-        text = f"quantizer {name_of(plugin)!r}: its method {_FORMER[name]} is called {name} now"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return found
 
 
 def levels_of(plugin: Any) -> tuple[str, ...]:
@@ -58,26 +45,6 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
-def dynamic_axes_of(plugin: Any, node: Node) -> tuple[int, ...]:
-    """The axes along which a dynamic input's values share a scale in the kernel of the op that reads it.
-
-    Empty if all share one, as in the converted graph, or if the plug-in does not say.
-    """
-    own = getattr(plugin, "dynamic_axes", None)
-    return () if own is None else tuple(own(node))
-
-
-def int32_bias_of(plugin: Any) -> bool | None:
-    """Whether static kernels add biases to 32-bit integer sums, not to float ones; None if not declared."""
-    return getattr(plugin, "int32_bias", None)
-
-
-def taken_by(plugin: Any) -> tuple[str, ...]:
-    """The op types that a configured quantizer may annotate; empty if its plug-in does not declare them."""
-    takes = getattr(plugin, "takes", None)
-    return () if takes is None else tuple(takes())
-
-
 def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
     """Why an op cannot take an edit; empty if it can, or if the plug-in does not say.
 
@@ -92,7 +59,7 @@ def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
     >>> unsupported_reason(pt2qa.quantizer("xnnpack"), "float", linear)
     ''
     """
-    own = own_method(plugin, "unsupported_reason")
+    own = getattr(plugin, "unsupported_reason", None)
     return "" if own is None else str(own(kind, node))
 
 
@@ -108,11 +75,6 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     """
     rules = getattr(plugin, "rules", None)
     return () if rules is None else tuple(rules())
-
-
-def quantizer_classes_of(plugin: Any) -> tuple[str, ...]:
-    """The paths of the torchao quantizers that annotate for a plug-in's backend; empty if it names none."""
-    return tuple(getattr(plugin, "quantizer_classes", ()))
 
 
 def backend_of(plugin: Any) -> Backend | None:
@@ -148,7 +110,7 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
     >>> code.splitlines()[-1]
     'quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))'
     """
-    own = own_method(plugin, "quantizer_code")
+    own = getattr(plugin, "quantizer_code", None)
     if own is not None and not qat:
         return str(own(plan, graph))
     if own is not None and "qat" in inspect.signature(own).parameters:

@@ -1,14 +1,14 @@
 """What a backend's kernels take, as data: dtypes, schemes, channel axes, ranges, shared scales, fused activations.
 
 The vocabulary is that of LiteRT's 8-bit quantization specification and of the configurations of ExecuTorch's
-partitioners.  An author states it once; the check and the conformance kit hold annotations against it.
+partitioners.  An author states it once; the check and the conformance kit compare annotations with it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Part = Literal["input", "weight", "bias", "output", "scales", "fused", "fusable"]
 """What a line of a spec is about."""
@@ -99,17 +99,11 @@ class OpSpec:
         """What the spec says of a part of an op; None if nothing."""
         if part == "scales":
             return SpecLine(op, self.mode, part) if self.one_scale else None
-        if part == "fused":
-            return SpecLine(op, self.mode, part, fused=self.fused) if self.fused else None
-        if part == "fusable":
-            return SpecLine(op, self.mode, part, fused=self.fusable) if self.fusable else None
-        takes: dict[Part, tuple[TensorSpec, ...]] = {
-            "input": self.input,
-            "weight": self.weight,
-            "bias": self.bias,
-            "output": self.output,
-        }
-        return SpecLine(op, self.mode, part, takes[part]) if takes[part] else None
+        said = getattr(self, part)
+        if not said:
+            return None
+        named = part in ("fused", "fusable")
+        return SpecLine(op, self.mode, part, () if named else said, said if named else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +147,6 @@ def _alternatives(takes: tuple[TensorSpec, ...]) -> str:
     return "; or ".join(map(str, takes))
 
 
-_PARTS: tuple[Part, ...] = ("input", "weight", "bias", "output", "scales", "fused", "fusable")
-
-
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
     """What a backend takes; ``print`` shows it line by line.
@@ -181,7 +172,7 @@ class BackendSpec:
     @property
     def lines(self) -> tuple[SpecLine, ...]:
         """All that it says, op by op."""
-        every = [row.line(op, part) for row in self.ops for op in row.ops for part in _PARTS]
+        every = [row.line(op, part) for row in self.ops for op in row.ops for part in get_args(Part)]
         return tuple(line for line in every if line is not None)
 
     def __str__(self) -> str:

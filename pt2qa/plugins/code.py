@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS
+from pt2qa.overrides.plan import Edit as Edit
+from pt2qa.overrides.plan import OverridePlan as OverridePlan
 from pt2qa.plugins.scopes import called_modules, modules_of, op_type
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
-
-    from pt2qa.overrides.plan import OverridePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,7 @@ def runtime() -> str:
 
 
 def needed(source: str, roots: Collection[str]) -> list[str]:
-    """The lines of a source without the functions, classes and constants that nothing in it calls.
-
-    Args:
-        source: definitions and assignments of constants; all else in it is left out.
-        roots: the names from which the others are called.
-    """
+    """The lines of a source's definitions that the roots call, directly or not."""
     parts = {name: part for part in ast.parse(source).body if (name := _name_of(part))}
     wanted, open_names = set[str](), list(roots)
     while open_names:
@@ -209,12 +204,7 @@ def _name_of(part: ast.stmt) -> str:
 
 
 def needed_imports(imports: Collection[str], body: Collection[str]) -> list[str]:
-    """The imports that a source needs, without unused names; those of the standard library come first.
-
-    Args:
-        imports: sources with imports; of pt2qa and of ``__future__`` none is taken.
-        body: the lines of the source.
-    """
+    """The imports that a source needs, standard library first, but those of pt2qa and ``__future__``."""
     used = _names_in(ast.parse("\n".join(body)))
     kept: dict[str, set[str]] = {}
     for part in ast.parse("\n".join(imports)).body:

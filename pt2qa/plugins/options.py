@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -75,11 +76,7 @@ def check_options(plugin: object) -> None:
 
 
 def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
-    """The same plug-in with some options replaced.
-
-    Raises:
-        PluginError: an option that the plug-in does not have, or a value that it does not take.
-    """
+    """The same plug-in with some options replaced, which are checked."""
     for name in options:
         _check_known(plugin, name)
     changed: _P = dataclasses.replace(plugin, **options)  # type: ignore[type-var]  # plug-ins are dataclasses
@@ -88,11 +85,7 @@ def with_options(plugin: _P, options: Mapping[str, object]) -> _P:
 
 
 def parse_options(plugin: object, text: str) -> dict[str, object]:
-    """Parses ``"per_channel=false,mode=dynamic"`` according to the types of the plug-in's fields.
-
-    Raises:
-        PluginError: an item that is not ``option=value``, an unknown option, a value of another type.
-    """
+    """Parses ``"per_channel=false,mode=dynamic"`` according to the types of the plug-in's fields."""
     hints, options = _hints(plugin), dict[str, object]()
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -199,32 +192,28 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _parse(plugin: object, name: str, text: str, hint: Any) -> object:
-    spelled = False
-    for part in _alternatives(hint):
-        if part in (bool, int, float, str, type(None)) or get_origin(part) is Literal:
-            spelled = True
-            value = _read(text, part)
-            if value is not dataclasses.MISSING:
-                return value
     who = f"{_who(plugin)}: option {name}"
-    if not spelled:
+    simple = (bool, int, float, str, type(None))
+    written = [part for part in _alternatives(hint) if part in simple or get_origin(part) is Literal]
+    if not written:
         raise PluginError(
-            f"{who} takes a {_values(hint)}, which has no spelling here; "
+            f"{who} takes a {_values(hint)}, which cannot be given as text; "
             f"write pt2qa.quantizer({name_of(plugin)!r}, {name}=...) in Python"
         )
+    for value in _readings(text):
+        if any(_fits(value, part) for part in written):
+            return value
     raise PluginError(f"{who}: got {text!r}, expected {_values(hint)}{did_you_mean(text, _choices(hint))}")
 
 
-def _read(text: str, hint: Any) -> object:
-    """The text as a value of one type, or MISSING if it is not one."""
-    if get_origin(hint) is Literal:
-        return next((value for value in get_args(hint) if str(value) == text), dataclasses.MISSING)
-    if hint is bool:
-        lower = text.lower()
-        return True if lower in _TRUE else False if lower in _FALSE else dataclasses.MISSING
-    if hint is type(None):
-        return None if text.lower() == "none" else dataclasses.MISSING
-    try:
-        return hint(text)
-    except ValueError:
-        return dataclasses.MISSING
+def _readings(text: str) -> Iterator[object]:
+    """What a text may stand for, itself last."""
+    lower = text.lower()
+    if lower in (*_TRUE, *_FALSE):
+        yield lower in _TRUE
+    if lower == "none":
+        yield None
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            yield number(text)
+    yield text

@@ -7,11 +7,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
-from pt2qa.plugins.abilities import quantizer_classes_of
 from pt2qa.plugins.backend_spec import BackendSpec
-from pt2qa.plugins.generic import GenericPlugin
 from pt2qa.plugins.options import options_of, parse_options, with_options
-from pt2qa.plugins.protocol import QuantizerPlugin
+from pt2qa.plugins.protocol import GenericPlugin, QuantizerPlugin
 
 GROUP = "pt2qa.quantizers"
 
@@ -102,7 +100,7 @@ def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
         first, *others = (_plugin_of_backend(part) for part in parts)
         return first if all(other == first for other in others) else None
     # A class of the package that a known one is from, such as torchao's for ARM, may be for another backend.
-    plugins = {path: plugin for plugin in available().values() for path in quantizer_classes_of(plugin)}
+    plugins = {path: plugin for plugin in available().values() for path in getattr(plugin, "quantizer_classes", ())}
     packages = {path.partition(".")[0] for path in plugins}
     stock = [cls for cls in type(quantizer).__mro__ if cls.__module__.partition(".")[0] in packages]
     return plugins.get(f"{stock[0].__module__}.{stock[0].__qualname__}") if stock else None

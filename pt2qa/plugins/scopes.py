@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 from pt2qa._graph.internals.nodes import clean_path, module_stack
 from pt2qa._near_names import did_you_mean
+from pt2qa._report.prose import few
 from pt2qa.errors import PluginError
 from pt2qa.plugins.options import name_of, with_options
 
@@ -26,19 +27,17 @@ _LISTED: Final = 12
 _ROOT: Final = "L['self']."
 
 
-class Scoped(Protocol):
+class _Scoped(Protocol):
     """A plug-in with options for single modules and op types."""
 
     @property
-    def modules(self) -> Overrides:
-        """By module path."""
+    def modules(self) -> Overrides: ...
 
     @property
-    def op_types(self) -> Overrides:
-        """By op name."""
+    def op_types(self) -> Overrides: ...
 
 
-_P = TypeVar("_P", bound=Scoped)
+_P = TypeVar("_P", bound=_Scoped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Scope(Generic[_P]):
         return _holds(self.kind, self.name, node)
 
 
-def check_overrides(plugin: Scoped) -> None:
+def check_overrides(plugin: _Scoped) -> None:
     """Checks the entries of ``modules`` and ``op_types``; for a plug-in's ``__post_init__``.
 
     Args:
@@ -199,7 +198,7 @@ def _scope(
     settable = tuple(op for op in held if op in ops)
     if not settable:
         raise PluginError(
-            f"{where}: nothing in it is quantized on its own: it holds {_listed(held)}. "
+            f"{where}: nothing in it is quantized on its own: it holds {few(held, _LISTED)}. "
             f"Settings apply to {', '.join(ops)}"
         )
     return Scope(kind, name, _settings(plugin, _OPTIONS[kind], name, override), settable, _known_as(kind, name, nodes))
@@ -227,10 +226,5 @@ def _absent(kind: str, name: str, calls: list[Node], ops: Collection[str]) -> st
     holding = tuple(dict.fromkeys(path for node in calls if op_type(node) in ops for path in modules_of(node)))
     return (
         f"no op of the graph comes from a module of this path{did_you_mean(name.removeprefix(_ROOT), known)} "
-        f"Modules with something to quantize: {_listed(holding)}"
+        f"Modules with something to quantize: {few(holding, _LISTED) or 'none'}"
     )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f", … ({len(names) - _LISTED} more)" if len(names) > _LISTED else ""
-    return (", ".join(names[:_LISTED]) or "none") + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pt2qa._capture.agreement import State
+from pt2qa._capture.exporting import State
 
 
 def test_state_is_restored_in_place_also_where_forward_put_another_tensor() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pt2qa._capture.batches import check_inputs
+from pt2qa._capture.inputs import check_inputs
 from pt2qa._capture.program import Capture, capture
 from pt2qa.errors import BatchError
 
@@ -77,7 +77,7 @@ def test_dynamic_dimensions_take_every_size_in_their_range(pair: Capture, sizes:
         ((t(5), t(6), STATE), {"flag": False}, "kwargs['flag'] (flag) is False; captured with True, which is part of"),
         ((t(5), t(6), STATE), {"flag": t(1)}, "kwargs['flag'] (flag) is a tensor of shape [1, 4]; captured with True"),
         ((t(5), t(6)), {"flag": True}, "the batch has 2 positional inputs; captured with 3 and the keywords ['flag']."),
-        ((t(5), t(6)), {"flag": True}, "hand over its inputs only (inputs_of=lambda item: item[0])."),
+        ((t(5), t(6)), {"flag": True}, "pass its inputs only (inputs_of=lambda item: item[0])."),
         ((t(5), t(6), STATE), {}, "the batch has no ['flag']; captured with the keywords ['flag']."),
         (
             (t(5), t(6), STATE),

@@ -107,7 +107,7 @@ def test_two_scales_around_a_move_are_reported_once() -> None:
     (row,) = check(quantizer, nn.MaxPool2d(2, 2))
     assert (row.rule, row.name) == ("backend-spec", "0/max_pool2d")
     assert row.why == (
-        "its output has a scale of its own, not that of its input; the spec of npu says "
+        "separate scales for its input and its output; the spec of npu says "
         '"max_pool2d: one scale for all inputs and the output"'
     )
     assert "SharedQuantizationSpec" in row.fix

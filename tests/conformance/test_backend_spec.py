@@ -35,8 +35,8 @@ def report(quantizer: type[Honest], model: str, *properties: str, spec: BackendS
         (
             SharesNoCat,
             "cat",
-            "cat: its input stem/conv2d and its output have scales of their own, not that of its input "
-            'branch/conv2d; the spec of its backend says "cat: one scale for all inputs and the output"',
+            "cat: separate scales for its input branch/conv2d, its input stem/conv2d and its output; "
+            'the spec of its backend says "cat: one scale for all inputs and the output"',
         ),
     ],
     ids=["affine", "axis", "cat"],

@@ -86,7 +86,7 @@ def test_a_program_made_elsewhere_is_compared_by_its_outputs(
     assert output.cumulative_sqnr == expected.cumulative_sqnr
     assert isnan(output.isolated_sqnr)
     assert report.backend == "ExecuTorch with XNNPACK"
-    assert "Nothing inside the program was observed." in report.summary()
+    assert "No intermediate value was observed." in report.summary()
 
 
 def test_what_the_file_holds_is_told(report: DeployedReport) -> None:
@@ -124,7 +124,7 @@ def test_outputs_without_metadata_are_compared_and_that_is_told(
     save_file(load_file(outputs), tmp_path / "bare.safetensors")
     recorded = pt2qa.compare_deployed(pair, DATA, deployed=str(tmp_path / "bare.safetensors"))
     assert recorded.outputs == report.outputs
-    assert recorded.facts == ("bare.safetensors: outputs recorded elsewhere; the file does not say of which inputs",)
+    assert recorded.facts == ("bare.safetensors: outputs recorded elsewhere; the file does not identify their inputs",)
 
 
 def test_the_file_of_inputs_describes_what_to_run_and_what_to_return(pair: pt2qa.QuantizedPair, inputs: Path) -> None:
@@ -191,8 +191,14 @@ def renamed(found: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
     [
         (lambda found: {}, "is empty; expected the outputs of each batch"),
         (lambda found: renamed(found, "batch1.output0", "batch1.input0"), "has a tensor 'batch1.input0'; expected"),
-        (lambda found: renamed(found, "batch0.output0", "batch2.output0"), "has no tensor 'batch0.output0', but later"),
-        (lambda found: renamed(found, "batch1.output0", "batch1.output1"), "has no tensor 'batch1.output0', but later"),
+        (
+            lambda found: renamed(found, "batch0.output0", "batch2.output0"),
+            "has no tensor 'batch0.output0', but has later",
+        ),
+        (
+            lambda found: renamed(found, "batch1.output0", "batch1.output1"),
+            "has no tensor 'batch1.output0', but has later",
+        ),
         (lambda found: {"batch0.output0": found["batch0.output0"]}, "of 1 batch, but there are more to compare"),
         (lambda found: found | {"batch2.output0": found["batch0.output0"].clone()}, "of 3 batches; 2 were given"),
         (lambda found: found | {"batch0.output1": torch.ones(1)}, "batch 0: the deployed program returned 2 outputs"),
@@ -228,7 +234,7 @@ def test_outputs_of_other_inputs_are_refused(pair: pt2qa.QuantizedPair, outputs:
     ("name", "content", "message"),
     [
         ("gone.pte", None, r"gone.pte: no such file. Expected \.pte \(.*\), \.pt2 \(.*\), or \.safetensors"),
-        ("model.onnx", b"x", r"model.onnx: nothing here runs such a file. Expected .*\.pte.*record-inputs"),
+        ("model.onnx", b"x", r"model.onnx: no installed backend runs such a file. Expected .*\.pte.*record-inputs"),
         ("model.pte", b"x", "not a .pte file of ExecuTorch"),
         ("model.pt2", b"x", r"model.pt2: (no model that AOTInductor compiled|cannot be read)"),
         ("outputs.safetensors", b"x", "not a safetensors file"),
@@ -246,9 +252,9 @@ def test_files_that_cannot_be_used_are_refused(
 def test_arguments_that_exclude_each_other_are_refused(
     pair: pt2qa.QuantizedPair, outputs: Path, pte: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(pt2qa.DeploymentError, match="deployed= and program= were given"):
+    with pytest.raises(pt2qa.DeploymentError, match="got deployed= and program=, expected one of them"):
         pt2qa.compare_deployed(pair, DATA, deployed=pte, program=tmp_path / "program")
-    with pytest.raises(pt2qa.DeploymentError, match=r"leave out backend='xnnpack'"):
+    with pytest.raises(pt2qa.DeploymentError, match=r"omit backend='xnnpack'"):
         pt2qa.compare_deployed(pair, DATA, deployed=outputs, backend="xnnpack")
     with pytest.raises(pt2qa.DeploymentError, match="deployed: got a bytes, expected the path"):
         pt2qa.compare_deployed(pair, DATA, deployed=b"model.pte")  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_a_dynamic_linear_with_a_scale_for_each_row(dynamic: pt2qa.QuantizedPair
     report = deployed(dynamic, rows)
     assert [row.name for row in report.suspects] == ["linear"]
     assert stage_and_op(report)[1] == "linear"
-    assert any("pair.as_deployed() computes as the kernels do" in note for note in report.notes)
+    assert any("pair.as_deployed() simulates the kernels" in note for note in report.notes)
 
 
 def test_the_pair_as_deployed_has_no_such_fault(dynamic: pt2qa.QuantizedPair, rows: Tensor) -> None:

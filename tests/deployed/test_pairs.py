@@ -38,7 +38,7 @@ def test_graphs_made_elsewhere_begin_with_their_program() -> None:
     assert report.suspects == ()
     assert [row.name for row in report.stages] == ["capture", "prepared", "converted", "deployed"]
     assert report.stages[0].sqnr == float("inf")
-    assert "the model itself is not known to this pair: the stages begin with its program" in report.notes
+    assert "the pair does not hold the eager model: the stages begin with its program" in report.notes
 
 
 def test_a_model_in_training_mode_is_not_run() -> None:

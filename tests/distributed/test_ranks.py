@@ -374,7 +374,7 @@ def test_what_does_not_add_up_is_refused(capture: Any, data: Any, tmp_path: Path
         return pt2qa.compare_deployed(pair, data)
 
     for said in spawned(task, 2, tmp_path):
-        assert said.startswith("RankError: compare_deployed does not add up over ranks")
+        assert said.startswith("RankError: compare_deployed cannot be merged over ranks")
 
 
 def test_without_a_process_group() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pt2qa
 import pt2qa_xnnpack.lowering
-from pt2qa._deployed.taps import inputs_for, lowerable
+from pt2qa._deployed.lowerable import inputs_for, lowerable
 from pt2qa._profile.deployed import count_at_ends
 from pt2qa._simulator.program import QuantParams
 from pt2qa.report import Profile
@@ -152,7 +152,7 @@ def test_the_profile_of_x86_kernels_is_that_of_what_its_walk_returns() -> None:
     assert backend is not None
     program = backend.lower(place.graph, (images(4),), place.wanted, dynamic_shapes=None, progress=lambda _: None)
     values = program.run(inputs_for([batch])).values
-    steps = {tap.step.out: tap for tap in place.taps if not program.taps[tap.node]}
+    steps = {tap.step.out: tap for tap in place.values if not program.taps[tap.node]}
     assert len(report.values) == len(steps)
     for tap in steps.values():
         row = report.find(tap.owner.name if tap.owner is not None else "x")

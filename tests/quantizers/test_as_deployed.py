@@ -28,7 +28,7 @@ CASES = {
 }
 NOTE = (
     "the backend's kernels have a scale for each row of the input of a linear (2 inputs), where this graph has one for "
-    "the tensor; pair.as_deployed() computes as the kernels do"
+    "the tensor; pair.as_deployed() simulates the kernels"
 )
 
 
@@ -83,7 +83,7 @@ def test_reports_say_what_they_simulate(pair: pt2qa.QuantizedPair) -> None:
     deployed = pt2qa.compare_layers(pair.as_deployed(), [x], progress=False)
     assert plain.notes == (NOTE,)
     assert deployed.notes[0] == (
-        "as deployed: the backend's kernels have a scale for each row of the input of a linear (2 inputs), and so has "
+        "as deployed: the backend's kernels have a scale for each row of the input of a linear (2 inputs), as does "
         "this simulation; convert_pt2e has one for the tensor"
     )
     assert NOTE not in deployed.notes
@@ -118,7 +118,7 @@ def test_one_row_has_no_note_and_static_pairs_stay_themselves() -> None:
 def test_a_pair_from_elsewhere_must_be_told_the_kernels(pair: pt2qa.QuantizedPair) -> None:
     assert pair.capture is not None
     elsewhere = pt2qa.pair(pair.capture.module(), pair.quantized)
-    with pytest.raises(PairingError, match=r"say whose they are: pair\.as_deployed\(quantizer\)"):
+    with pytest.raises(PairingError, match=r"pass the quantizer of its backend: pair\.as_deployed\(quantizer\)"):
         elsewhere.as_deployed()
     x = slices_of_different_size((5, 16), 1)
     expected = pair.as_deployed().simulator.run([x])[0]

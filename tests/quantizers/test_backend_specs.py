@@ -140,7 +140,7 @@ def test_a_cat_with_scales_of_its_own_is_quoted(backend: str) -> None:
     (line,) = broken(Joined(join), IMAGE, move("cat", BACKENDS[backend], shared=False), backend)
     assert (line.name, line.differs) == ("cat", ("sharing",))
     assert str(line) == (
-        "its input mul and its output have scales of their own, not that of its input first/conv2d; the spec of "
+        "separate scales for its input first/conv2d, its input mul and its output; the spec of "
         f'{spec_of(pt2qa.quantizer(backend)).name} says "cat: one scale for all inputs and the output"'  # type: ignore[union-attr]
     )
     assert not broken(Joined(join), IMAGE, move("cat", BACKENDS[backend], shared=True), backend)

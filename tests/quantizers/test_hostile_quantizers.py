@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[Change, dict[str, str]]] = {
         rounded_before_relu,
         dict.fromkeys(BACKENDS, "it is rounded before the relu"),
     ),
-    "cat not shared": (cat_not_shared, dict.fromkeys(BACKENDS, "have scales of their own")),
+    "cat not shared": (cat_not_shared, dict.fromkeys(BACKENDS, "separate scales for its input")),
     "dynamic with a static weight": (
         dynamic_with_a_static_weight,
         dict.fromkeys(BACKENDS, "its weight is int8, per tensor, symmetric, -127..127"),

@@ -157,7 +157,7 @@ def test_what_cannot_be_set_is_said() -> None:
     pair = convs_pair("x86")
     assert pair.capture is not None
     for op, count, message in (
-        ("mean", 3, "has no such op with an int8 weight"),
+        ("mean", 3, "it has no int8 weight of its own"),
         ("fc/linear", 3, r"the weight has the shape \(10, 8\)"),
     ):
         plan = OverridePlan((Edit("round", (op,), values=in_base64([1] * count, "b")),))

@@ -192,7 +192,7 @@ def float_island(context: CheckContext) -> Iterator[Found]:
 
 def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
     """Sets of connected ops without an annotation, each in graph order."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     loose = {key for key, node in nodes.items() if not node.constant and node.op not in ("input", OUTPUT)}
     loose -= {reader or source for source, reader in annotations.specs}
     while loose:
@@ -208,7 +208,7 @@ def _islands(annotations: Annotations) -> Iterator[list[GraphNode]]:
 
 def _border(annotations: Annotations, island: list[GraphNode]) -> tuple[int, int]:
     """How many rounded values the ops of an island read, and how many of their outputs others read rounded."""
-    nodes, inside = annotations.ground.nodes, {node.key for node in island}
+    nodes, inside = annotations.graph.nodes, {node.key for node in island}
     edges = [(key, node.key) for node in island for key in node.inputs if key not in inside and not nodes[key].constant]
     out = [(node.key, key) for node in island for key in node.readers if key not in inside]
     read = {source for source, reader in edges if spec_read(annotations, source, reader) is not None}
@@ -232,7 +232,7 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "clamp", "leaky_relu", "hardswish",
 )
 def unfused_pair(context: CheckContext) -> Iterator[Found]:
     annotations = context.annotations
-    nodes = {node.name: node for node in annotations.ground.nodes.values()}
+    nodes = {node.name: node for node in annotations.graph.nodes.values()}
     declared = set[str]()
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
@@ -257,7 +257,7 @@ def _label(node: GraphNode, context: CheckContext) -> str:
 
 def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, bool]]:
     """An annotated op and the activation that is its only reader; whether its output is rounded in between."""
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     for first in nodes.values():
         if first.op not in _PRODUCERS or first.name not in annotations.ops or len(first.readers) != 1:
             continue

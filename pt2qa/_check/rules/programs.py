@@ -11,11 +11,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.normalise.dead_code import remove_dead_code
-from pt2qa._capture.normalise.regions import inline_regions
-from pt2qa._capture.normalise.scalars import keep_scalars
-from pt2qa._capture.normalise.sources import write_sources
-from pt2qa._capture.normalise.zeros import remove_added_zeros
+from pt2qa._capture.normalise import inline_regions, keep_scalars, remove_added_zeros, remove_dead_code, write_sources
 from pt2qa._check.context import CAPTURED, CheckContext, require
 from pt2qa._check.rewriting import EVERY_PASS
 from pt2qa._graph.copies import copy_to_edit

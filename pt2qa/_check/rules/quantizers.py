@@ -212,7 +212,7 @@ def _out_of_place(node: Node) -> OpOverload | None:
 
 def _roundings(annotations: Annotations, name: str) -> set[str]:
     """What is rounded next to an op, in words, except for constants."""
-    constants = {node.name for node in annotations.ground.nodes.values() if node.constant}
+    constants = {node.name for node in annotations.graph.nodes.values() if node.constant}
     edges = [edge for edge in annotations.edges if name in (edge.source, edge.reader) and edge.source not in constants]
     return {
         f"{edge.source} as {edge.reader} reads it" if edge.reader else f"the output of {edge.source}" for edge in edges

@@ -20,7 +20,6 @@ from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import Derives, GraphNode, Point, Shares
 from pt2qa.overrides.sharing import root_of
 from pt2qa.plugins import Found
-from pt2qa.plugins.abilities import own_method
 from pt2qa.plugins.backend_spec import TensorSpec
 from pt2qa.plugins.rules import rule
 
@@ -73,8 +72,8 @@ def _chain(annotations: Annotations, point: Point) -> list[Point]:
 
 def _share(annotations: Annotations, chain: list[Point], why: str, fix: str = "") -> Found:
     source, reader = chain[0]
-    arrows = " -> ".join(annotations.ground.describe(point).rstrip(",") for point in chain)
-    return Found(annotations.ground.nodes[reader or source].name, f"{why}: {arrows}", fix=fix)
+    arrows = " -> ".join(annotations.graph.describe(point).rstrip(",") for point in chain)
+    return Found(annotations.graph.nodes[reader or source].name, f"{why}: {arrows}", fix=fix)
 
 
 _FIX_CYCLE = "in the quantizer, give one value of the cycle a QuantizationSpec of its own"
@@ -111,7 +110,7 @@ NOTHING_ANNOTATED = "to models of which nothing is annotated"
 
 def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
     groups = {point: first for point, first in annotations.groups.items() if own_spec(annotations, point) is not None}
-    for node in annotations.ground.nodes.values():
+    for node in annotations.graph.nodes.values():
         after = groups.get((node.key, ""))
         if node.op not in VALUE_PRESERVING or node.constant or after is None:
             continue
@@ -125,7 +124,7 @@ def _unequal_sides(annotations: Annotations) -> Iterator[Found]:
 
 
 def _rounded_twice(annotations: Annotations) -> Iterator[Found]:
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     for source, reader in annotations.specs:
         if reader and not nodes[source].constant:
             names = " and ".join(_differing(annotations, (source, ""), (source, reader)))
@@ -153,7 +152,7 @@ _JOINS = ("add", "sub", "mul", "cat", "stack")
 )
 def residual_add(context: CheckContext) -> Iterator[Found]:
     annotations = context.annotations
-    nodes = annotations.ground.nodes
+    nodes = annotations.graph.nodes
     joins = [node for node in nodes.values() if node.op in _JOINS and node.name in annotations.ops]
     for node in require(joins, "to models without annotated sums or concatenations"):
         operands = [nodes[key] for key in node.inputs if nodes[key].is_tensor and not nodes[key].constant]
@@ -173,7 +172,7 @@ def _is_fused(annotations: Annotations, operand: GraphNode, node: GraphNode) -> 
         return False
     if operand.op in BATCH_NORMS and operand.name not in annotations.ops:
         # QAT keeps the batch norm between the two, and annotates the ops around it.
-        return _is_fused(annotations, annotations.ground.nodes[next(iter(operand.inputs))], operand)
+        return _is_fused(annotations, annotations.graph.nodes[next(iter(operand.inputs))], operand)
     return operand.name in annotations.ops
 
 
@@ -194,12 +193,12 @@ def _differing_operands(specs: list[Any]) -> tuple[str, ...]:
 )
 def dynamic_conv(context: CheckContext) -> Iterator[Found]:
     annotations = context.annotations
-    nodes = annotations.ground.nodes
-    declares = own_method(context.plugin, "unsupported_reason") is not None
+    nodes = annotations.graph.nodes
+    declares = hasattr(context.plugin, "unsupported_reason")
     convolutions = [node for node in nodes.values() if node.op in CONVOLUTIONS]
     for node in require(convolutions, "to models without convolutions"):
         specs = [spec_read(annotations, key, node.key) for key in node.inputs if not nodes[key].constant]
-        refusal = annotations.ground.refusals.get(("dynamic", node.key), "")
+        refusal = annotations.graph.refusals.get(("dynamic", node.key), "")
         if any(getattr(spec, "is_dynamic", False) for spec in specs) and (refusal or not declares):
             yield Found(node.name, refusal or f"each batch sets the scale of the {node.op}'s input")
 
@@ -219,7 +218,7 @@ FIXED = {**dict.fromkeys(("softmax", "_softmax", "sigmoid", "hardsigmoid"), "1/2
 )
 def fixed_range(context: CheckContext) -> Iterator[Found]:
     annotations = context.annotations
-    ops = [node for node in annotations.ground.nodes.values() if node.op in FIXED]
+    ops = [node for node in annotations.graph.nodes.values() if node.op in FIXED]
     for node in require(ops, "to models without softmax, sigmoid or tanh"):
         specs = [spec_read(annotations, node.key, reader) for reader in (*node.readers, "")]
         if any(spec is not None and _is_calibrated(spec) for spec in specs):
@@ -247,7 +246,7 @@ def integer_observed(context: CheckContext) -> Iterator[Found]:
     measured = _measured(context)
     sources = {point[0]: spec for point in annotations.specs if (spec := own_spec(annotations, point)) is not None}
     for key, spec in sources.items():
-        made = annotations.ground.nodes[key]
+        made = annotations.graph.nodes[key]
         wanted = str(getattr(spec, "dtype", "")).removeprefix("torch.")
         if made.dtype and not made.dtype.startswith(("float", "bfloat")):
             yield Found(made.name, f"its {made.dtype} values are rounded to {wanted}, which changes them")

@@ -94,7 +94,7 @@ def _matches(annotated: Annotated, pattern: Pattern) -> list[list[Node]]:
 
 def _fault(annotated: Annotated, pattern: Pattern, chain: list[Node]) -> str:
     annotations, layout = annotated.annotations, annotated.layout
-    first, last = (annotations.ground.nodes[node.name].name for node in (chain[0], chain[-1]))
+    first, last = (annotations.graph.nodes[node.name].name for node in (chain[0], chain[-1]))
     places = {point: place_of(annotations, point) for point in annotations.specs}
     rounded = {point: place for point, place in places.items() if place in layout}
     text = f"{' + '.join(pattern)} is declared, but at {first}"

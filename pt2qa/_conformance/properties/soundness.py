@@ -21,7 +21,7 @@ NO_SPEC = "no spec given: pass spec=, or give the plug-in or the quantizer an at
 def shared_specs(trial: Trial) -> Outcome:
     """As the check's rule ``broken-share``; and no edge is annotated that does not exist."""
     annotations = annotated_in(trial).annotations
-    specs, nodes = annotations.specs, annotations.ground.nodes
+    specs, nodes = annotations.specs, annotations.graph.nodes
     faults = [f"{found.name}: {found.why}" for found in broken_shares(annotations)]
     faults += [
         f"{place_of(annotations, (source, reader))} is annotated, but {nodes[reader].name} does not read that value"
@@ -38,7 +38,7 @@ def shared_specs(trial: Trial) -> Outcome:
 def float_tensors(trial: Trial) -> Outcome:
     annotated = annotated_in(trial)
     annotations = annotated.annotations
-    specs, nodes = annotations.specs, annotations.ground.nodes
+    specs, nodes = annotations.specs, annotations.graph.nodes
     values = {node.name: node.meta.get(VALUE) for node in annotated.graph.graph.nodes}
     faults = []
     for point in specs:

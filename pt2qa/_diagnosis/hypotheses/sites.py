@@ -310,7 +310,7 @@ def _float_edit(case: Case, site: Site) -> Edit | None:
     annotations = case.annotations
     if annotations is None:
         return None
-    nodes, points = annotations.ground.nodes, annotations.points_at(case.pair.sites)[site.index]
+    nodes, points = annotations.graph.nodes, annotations.points_at(case.pair.sites)[site.index]
     readers = tuple(name for name in site.readers if name in annotations.ops)
     readers += (OUTPUT,) if any(reader and nodes[reader].op == OUTPUT for _, reader in points) else ()
     maker = (site.name,) if site.name in annotations.ops else ()

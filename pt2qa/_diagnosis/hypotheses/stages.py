@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from pt2qa._deployed.lowerable import leaves_of
 from pt2qa._deployed.stages import Stages
-from pt2qa._deployed.taps import leaves_of
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights

@@ -22,7 +22,7 @@ from pt2qa._simulator.verification import add_state
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
+class ObservedValue:
     """A value to observe.
 
     Attributes:
@@ -54,7 +54,7 @@ class Lowerable:
     """The converted graph with nodes of its own and flat inputs and outputs, and the values to observe in it."""
 
     graph: GraphModule
-    taps: tuple[Tap, ...]
+    values: tuple[ObservedValue, ...]
     fused: tuple[tuple[Step, str], ...]
     """Ops without a value of their own, each with the last op of its kernel."""
     original: Mapping[str, str]
@@ -62,12 +62,11 @@ class Lowerable:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The nodes to observe."""
-        return tuple(dict.fromkeys(tap.node for tap in self.taps if not tap.refused))
+        return tuple(dict.fromkeys(observed.node for observed in self.values if not observed.refused))
 
     @property
     def digest(self) -> str:
-        """Identifies the graph with its constants, scales and taps."""
+        """Identifies the graph with its constants, scales and values to observe."""
         digest = hashlib.sha256()
         number = {node: str(position) for position, node in enumerate(self.graph.graph.nodes)}
         for node in self.graph.graph.nodes:
@@ -84,11 +83,7 @@ class Lowerable:
         return shapes if any(shapes) else None
 
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
 def lowerable(pair: QuantizedPair) -> Lowerable:
-    """The graph of a pair that a backend lowers, and what to observe in it."""
     converted = pair.quantized if pair.origin is None else pair.origin.graph
     graph = copy_nodes(converted)
     names = dict(zip((node.name for node in converted.graph.nodes), graph.graph.nodes, strict=True))
@@ -99,10 +94,12 @@ def lowerable(pair: QuantizedPair) -> Lowerable:
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
     original = {node.name: name for name, node in names.items()}
-    return Lowerable(graph, tuple(_taps(pair, names)), tuple(_fused(pair)), original)
+    steps = pair.program.steps
+    fused = [(steps[at], steps[region.steps[-1]].name) for region in pair.program.regions for at in region.steps[:-1]]
+    return Lowerable(graph, tuple(_observed(pair, names)), tuple(fused), original)
 
 
-def _taps(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[Tap]:
+def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedValue]:
     program = pair.program
     owners = {step.out: step for step in program.steps if step.site is None}
     # Dynamic scales are computed inside the kernel that reads the value, so the value is observed before.
@@ -117,30 +114,20 @@ def _taps(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[Tap]:
                 continue
             quantize = names[step.node].args[0]
             assert isinstance(quantize, Node), "a dequantize node reads what a quantize node writes"
-            yield Tap(step, owners.get(step.reads[0]), quantize.name, params, _refused(params))
+            single = isinstance(params.scale, float) and isinstance(params.zero_point, int)
+            refused = "" if single else f"it has no single scale ({params.dtype})"
+            yield ObservedValue(step, owners.get(step.reads[0]), quantize.name, params, refused)
         elif step.index in last and step.out not in rounded:
             node = names[step.node]
             value = node.meta.get(VALUE)
             if isinstance(value, Tensor) and value.is_floating_point():
-                yield Tap(step, step, node.name, None)
-
-
-def _refused(params: QuantParams) -> str:
-    if not isinstance(params.scale, float) or not isinstance(params.zero_point, int):
-        return f"it has no single scale ({params.dtype})"
-    return ""
-
-
-def _fused(pair: QuantizedPair) -> Iterator[tuple[Step, str]]:
-    steps = pair.program.steps
-    for region in pair.program.regions:
-        for index in region.steps[:-1]:
-            yield steps[index], steps[region.steps[-1]].name
+                yield ObservedValue(step, step, node.name, None)
 
 
 def is_tensor(leaf: Any) -> bool:
     """Whether an output of a graph is a tensor, not a number, a size or None."""
-    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), (int, float, *SYMBOLIC))
+    numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), numbers)
 
 
 def tensor_outputs(graph_module: GraphModule) -> dict[int, str]:

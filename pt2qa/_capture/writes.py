@@ -1,4 +1,10 @@
-"""The functional form of one in-place op: its result, inserted into the tensor that its argument was a view of."""
+"""Makes writes to a part of a tensor functional.
+
+After ``y[:, :2].mul_(0.1)``, a model still reads ``y``, which in the graph is a value from before the write.  This is
+correct as long as both share memory.  In a quantized graph, ``y`` and the slice are two tensors with a quantize and a
+dequantize between them: the write is lost, and the model silently computes nonsense.  This pass makes later readers use
+``slice_scatter(y, mul(y[:, :2], 0.1))``.  In-place ops whose argument is read nowhere else do not change.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +15,115 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
-from pt2qa._capture.aliases import in_place_argument, storage_of
+from pt2qa._capture.aliases import in_place_argument, memory_of, storage_of
+from pt2qa._capture.changes import Change, graph_modules, names_by_node, renew_outputs
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.flow_passes import alike
 from pt2qa._graph.internals.nodes import VALUE, origin_of
 from pt2qa._graph.internals.torch import OpOverload, detect_fake_mode, pytree, same_overload
 
 _ATEN = torch.ops.aten
+_CHANGES_NO_VALUE = {
+    *("as_strided", "detach", "rename", "requires_grad", "resize", "set", "squeeze", "swapaxes", "t", "transpose"),
+    "unsqueeze",
+}
 _SAME_ORDER = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias", "contiguous", "to"}
 """Views that have all elements of their base, in the same order."""
 
 
-class Unsupported(Exception):
+def make_writes_functional(program: ExportedProgram) -> tuple[Change, ...]:
+    """Makes every read of memory after an in-place write to it use the result of the write, in place.
+
+    Writes to an input or a buffer stay, because they must be visible outside.
+    """
+    changes = []
+    for graph_module in graph_modules(program):
+        for node in graph_module.graph.nodes:
+            argument = in_place_argument(node)
+            if argument is None or op_of(node.target) in _CHANGES_NO_VALUE:
+                continue
+            readers = _stale_readers(node, argument, graph_module.graph)
+            if not readers:
+                continue
+            name = names_by_node(program)[node]
+            try:
+                changes.append(Change("partial write", name, _rewrite(graph_module.graph, node, argument, readers)))
+            except _Unsupported as error:
+                left = "left as it is, so a quantizer that rounds this tensor changes what is computed"
+                changes.append(Change("partial write", name, f"{left}: {error}", left=str(error)))
+        graph_module.recompile()
+    renew_outputs(program)
+    return tuple(changes)
+
+
+def _stale_readers(node: Node, argument: Node, graph: Graph) -> list[tuple[Node, Node]]:
+    """Readers after ``node`` that use an older name of the memory that it writes: pairs of that name and the reader."""
+    storage = storage_of(argument)
+    if storage is None:
+        return []
+    position = {other: i for i, other in enumerate(graph.nodes)}
+    older = [other for other in graph.nodes if storage_of(other) == storage and position[other] < position[node]]
+    return [
+        (other, user)
+        for other in older
+        for user in other.users
+        if position[user] > position[node] and not _overwrites(user, other)
+    ]
+
+
+def _overwrites(node: Node, value: Node) -> bool:
+    """Whether an op only overwrites a value, which is how ``torch.export`` ends a write to a buffer."""
+    return node.target is _ATEN.copy_.default and node.args[0] is value and node.args[1] is not value
+
+
+def _rewrite(graph: Graph, node: Node, argument: Node, readers: list[tuple[Node, Node]]) -> str:
+    storage = storage_of(argument)
+    writer = _Writer(node, argument)
+    try:
+        with graph.inserting_before(node):
+            writer.write()
+            new = {old: writer.rebuilt(old) for old, _ in readers}
+        for old, reader in readers:
+            reader.replace_input_with(old, new[old])
+        node.replace_all_uses_with(writer.rebuilt(argument))
+        _renew_values(node, storage)
+        graph.erase_node(node)
+    finally:
+        _drop_unread([*writer.made, *(old for old, _ in readers)])
+    return (
+        f"computed out of place, for {len(readers)} later read{'s' * (len(readers) > 1)} of the tensor that it changes"
+    )
+
+
+def _drop_unread(nodes: list[Node]) -> None:
+    """Erases those nodes that nothing reads any more, and the nodes that only they read."""
+    waiting, gone = list(nodes), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in gone and node.op == "call_function" and not node.users and not node.is_impure():
+            waiting.extend(node.all_input_nodes)
+            gone.add(node)
+            node.graph.erase_node(node)
+
+
+def _renew_values(written: Node, storage: int | None) -> None:
+    """Traces the later views again: they are now views of the result, which owns its memory."""
+    later = written.next
+    while later.op != "root":
+        looks = any(memory_of(leaf) == storage for leaf in pytree.tree_leaves(later.meta.get(VALUE)))
+        if looks and later.op == "call_function":
+            later.meta[VALUE] = _traced_value(later)
+        later = later.next
+
+
+class _Unsupported(Exception):
     """This write cannot be made functional; the text is the reason."""
 
 
-class Writer:
+class _Writer:
     """Creates the functional form of an in-place op that writes to ``argument``, at the graph's insertion point.
 
     ``made`` has every node that was created.
@@ -44,7 +141,7 @@ class Writer:
         while (parent := _looked_at(chain[-1])) is not None:
             chain.append(parent)
         if chain[-1].op != "call_function":
-            raise Unsupported("it writes to an input, a parameter or a buffer")
+            raise _Unsupported("it writes to an input, a parameter or a buffer")
         part = self._rebuilt[self._argument] = self._functional(self._argument)
         for view, parent in itertools.pairwise(chain):
             part = self._rebuilt[parent] = self._put_back(view, parent, part)
@@ -54,7 +151,7 @@ class Writer:
         if old not in self._rebuilt:
             parent = _looked_at(old)
             if parent is None:
-                raise Unsupported(f"{old.target} shares its memory in a way that is not known")
+                raise _Unsupported(f"{old.target} shares its memory in a way that is not known")
             new = self.rebuilt(parent)
             if in_place_argument(old) is None:
                 if old.target is operator.getitem:
@@ -78,10 +175,10 @@ class Writer:
             return self._emit(_ATEN.clone.default, self._emit(_ATEN.expand.default, source, _fixed_shape(wanted)))
         function = same_overload(target, op_of(target))
         if function is None:
-            raise Unsupported(f"{target} has no form that is not in place")
+            raise _Unsupported(f"{target} has no form that is not in place")
         made = self._emit(function, *self._node.args, **self._node.kwargs)
         if not alike(made.meta[VALUE], wanted):
-            raise Unsupported(f"{function} gives another shape or dtype")
+            raise _Unsupported(f"{function} gives another shape or dtype")
         return made
 
     def _put_back(self, view: Node, parent: Node, part: Node) -> Node:
@@ -103,17 +200,17 @@ class Writer:
             return self._emit(_ATEN.permute.default, part, [order.index(axis) for axis in range(len(order))])
         if op_of(view.target) in _SAME_ORDER:
             return self._emit(_ATEN.reshape.default, part, _fixed_shape(parent.meta[VALUE]))
-        raise Unsupported(f"it writes through {view.target}")
+        raise _Unsupported(f"it writes through {view.target}")
 
     def _emit(self, target: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Node:
         assert callable(target)
         made = self._node.graph.call_function(target, args, kwargs)
         self.made.append(made)
-        made.meta = origin_of(self._node) | {VALUE: traced_value(made)}
+        made.meta = origin_of(self._node) | {VALUE: _traced_value(made)}
         return made
 
 
-def traced_value(node: Node) -> Any:
+def _traced_value(node: Node) -> Any:
     """What an op returns for the traced values of its arguments."""
     args, kwargs = pytree.tree_map_only(Node, lambda argument: argument.meta[VALUE], (node.args, node.kwargs))
     mode = detect_fake_mode(pytree.tree_leaves((args, kwargs)))
@@ -135,5 +232,5 @@ def _looked_at(node: Node) -> Node | None:
 
 def _fixed_shape(value: Tensor) -> list[int]:
     if not all(isinstance(size, int) for size in value.shape):
-        raise Unsupported("it writes to a tensor with a dynamic shape")
+        raise _Unsupported("it writes to a tensor with a dynamic shape")
     return list(value.shape)
