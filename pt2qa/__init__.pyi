@@ -16,7 +16,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
 
     # analyses
     from ._layers.analysis import compare_layers as compare_layers
-    from ._layers.modules import compare_modules as compare_modules
+    from ._layers.analysis import compare_modules as compare_modules
     from ._deployed.analysis import compare_deployed as compare_deployed
     from ._deployed.recording import record_inputs as record_inputs
     from ._weights.analysis import compare_weights as compare_weights

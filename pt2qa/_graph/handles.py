@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
 from pt2qa._graph.internals.flow_runtime import module_of as module_of
+from pt2qa._graph.internals.flow_runtime import numbered, stem_of
 from pt2qa._graph.internals.flow_runtime import op_of as op_of
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE
 from pt2qa._graph.internals.torch import HigherOrderOperator
@@ -298,32 +299,25 @@ class _Namer:
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
-        self._by_node: dict[Node, OpName] = {}
+        self._names: dict[Node, str] = {}
+        self._modules: dict[Node, tuple[str, str]] = {}
         self.stems: dict[Node, str] = {}
 
     def name(self, placed: Placed) -> OpName:
-        node = placed.node
+        node, owner = placed.node, placed.owner
         op = "input" if node.op == "placeholder" else op_of(node.target)
-        module, module_type = module_of(node)
-        owner = self._by_node.get(placed.owner) if placed.owner is not None else None
-        if node.op == "placeholder":
-            stem = str(node.target)
-        elif node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[0] in self._by_node:
-            producer = self._by_node[node.args[0]]
-            stem, module, module_type = f"{producer.name}[{node.args[1]}]", producer.module, producer.module_type
-        elif owner is not None:
-            # strict=False knows no module inside a nested graph, so the name leaves it out.
-            stem = f"{owner.name}.{placed.body}/{op}"
-            module, module_type = (module, module_type) if module else (owner.module, owner.module_type)
-        else:
-            stem = f"{module}/{op}" if module else op
-        self.stems[node] = stem
-        ordinal = self._used[stem] = self._used.get(stem, -1) + 1
+        # strict=False knows no module inside a nested graph, so the name leaves it out.
+        within = f"{self._names[owner]}.{placed.body}" if owner in self._names else ""
+        self.stems[node] = str(node.target) if op == "input" else stem_of(node, self._names, within)
+        module = module_of(node)
+        producer = node.args[0] if node.target is operator.getitem else None
+        if isinstance(producer, Node) and producer in self._modules:
+            module = self._modules[producer]
+        elif owner in self._modules and not module[0]:
+            module = self._modules[owner]
+        self._names[node], self._modules[node] = numbered(self.stems[node], self._used), module
         part = custom_of(node).get(PART, {"of": "", "step": -1})
-        name = f"{stem}_{ordinal}" if ordinal else stem
-        result = OpName(name, module, module_type, op, part["of"], part["step"])
-        self._by_node[node] = result
-        return result
+        return OpName(self._names[node], *module, op, part["of"], part["step"])
 
 
 def _walk(graph_module: GraphModule, owner: Node | None, body: str, seen: set[int]) -> Iterator[Placed]:

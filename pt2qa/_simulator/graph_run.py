@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Graph, Interpreter, Node
@@ -19,19 +20,22 @@ class GraphRun(Interpreter):
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         """Runs the graph; each value is released after its last reader."""
+        return deque(self.steps(*values), maxlen=1).pop()
+
+    def steps(self, *values: Any) -> Iterator[Any]:
+        """The value of each node as it is computed, that of the output last."""
         order = run_order(self.graph)
         last = {source: node for node in order for source in node.all_input_nodes}
         releases: dict[Node, list[Node]] = defaultdict(list)
         for source, node in last.items():
             releases[node].append(source)
         self.env, self.args_iter = {}, iter(values)
-        result = None
         for node in order:
             raise_if_interrupted()
-            result = self.env[node] = self.run_node(node)
+            self.env[node] = self.run_node(node)
+            yield self.env[node]
             for source in releases[node]:
                 del self.env[source]
-        return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The value of a node that calls an op."""

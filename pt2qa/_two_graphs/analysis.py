@@ -29,7 +29,7 @@ from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, flatten_batch, has_no_element
+from pt2qa._simulator.batches import Batch, buffers_kept, count_samples, flatten_batch, has_no_element, written_buffers
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
@@ -127,6 +127,7 @@ class _Comparison:
         self.axes = None if mask is None else Axes(a, mask)
         self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
         self.plan = plan_values(a, b)
+        self.written = written_buffers(a), written_buffers(b)
         self.unwritten = unwritten_values(a.graph) | unwritten_values(b.graph)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
         self.rows = [
@@ -146,7 +147,8 @@ class _Comparison:
             return
         samples = count_samples(values)
         inside = None if self.axes is None or not samples else self.axes.of(batch, values)
-        found, apart = self._run(values, others, samples, inside)
+        with buffers_kept(self.a, self.written[0]), buffers_kept(self.b, self.written[1]):
+            found, apart = self._run(values, others, samples, inside)
         for row, totals in found:
             if apart is None:
                 row.totals = row.totals.merge(totals)
@@ -191,7 +193,7 @@ class _Comparison:
         broken = any(totals.nonfinite for _, totals in found)
         for node, end in zip(nodes, ends[0], strict=True):
             if isinstance(end, Tensor):
-                kept = end if inside is None else inside.counted(node, end)
+                kept = end if inside is None else inside.of(node.name, end)
                 broken = broken or bool(kept.isnan().any())
         if is_empty(samples, ends[1]):
             return found, empty_batch(self.batches)
@@ -249,7 +251,7 @@ def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside | None) -> Tot
     if len(tensors) < 2 or a.shape != b.shape or (a.dtype != b.dtype and not floats):
         row.problem = f"{kind_of(a)} in a, {kind_of(b)} in b" if tensors else ""
         return None
-    one, other = (a, b) if inside is None else (inside.counted(node, each) for each in (a, b))
+    one, other = (a, b) if inside is None else (inside.of(node.name, each) for each in (a, b))
     return Totals(error_sums(one, other), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
 
 
