@@ -33,7 +33,6 @@ def agreement_in(graph: Graph, least: float) -> float:
 
 
 def name_of_dtype(value: Tensor) -> str:
-    """The dtype of a tensor, such as ``float32``."""
     return str(value.dtype).removeprefix("torch.")
 
 

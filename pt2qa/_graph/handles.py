@@ -134,7 +134,6 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
 
 
 def remove_handles(graph_module: GraphModule) -> None:
-    """Undoes :func:`assign_handles`, in place."""
     for placed in walk(graph_module):
         custom = {key: value for key, value in custom_of(placed.node).items() if key not in (HANDLE, OUTPUTS)}
         placed.node.meta.pop(CUSTOM, None)
@@ -163,7 +162,6 @@ def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
 
 
 def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
-    """The placeholders for what the caller passes, in order."""
     placeholders = source.graph.find_nodes(op="placeholder")
     if isinstance(source, GraphModule):
         return placeholders
@@ -187,7 +185,6 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
 
 
 def attribute_of(graph_module: GraphModule, node: Node) -> Any:
-    """What a ``get_attr`` node reads: a parameter, a buffer, or a nested graph."""
     return operator.attrgetter(str(node.target))(graph_module)
 
 
@@ -255,7 +252,6 @@ def part_name(name: str, node: Node, number: int) -> str:
 
 
 def is_part_name(text: str, name: str) -> bool:
-    """Whether a text is the name of an op or of one of its parts."""
     return text == name or text.startswith(f"{name}:")
 
 
@@ -269,7 +265,6 @@ def stems_of(source: GraphModule) -> dict[Node, str]:
 
 
 def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
-    """A node's readable name, by its handle; None for one without."""
     handle = handle_of(node)
     return names[handle].name if handle is not None and handle in names else None
 

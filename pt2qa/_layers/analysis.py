@@ -8,9 +8,9 @@ from typing import Any
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._layers.comparison import Comparison, compare
+from pt2qa._layers.reading import find_blocks
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
-from pt2qa._layers.selection import find_blocks
 from pt2qa._metrics import Metric
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks

@@ -12,9 +12,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._layers.reading import Reading, nearest_before
+from pt2qa._layers.reading import Block, Reading, nearest_before
 from pt2qa._layers.report import LayerReport
-from pt2qa._layers.selection import Block
 from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
 from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
@@ -41,7 +40,7 @@ class Row:
 
     It compares the value of the step ``place``, None for a model output, with ``params`` of the site that is read
     there; ``group`` is the number of the group that computes it in isolation, None if nothing in its region is
-    quantized.  The op's region reads the values of the steps ``sources``, None standing for model inputs.  ``aside``
+    quantized.  The op's region reads the values of the steps ``sources``, None standing for model inputs.  ``hidden``
     marks a value that is not in the table but that rows read.  The other names are those of :class:`pt2qa.LayerRow`.
     """
 
@@ -59,7 +58,7 @@ class Row:
     answers_for: str = ""
     sources: tuple[int | None, ...] = ()
     is_block: bool = False
-    aside: bool = False
+    hidden: bool = False
     problem: str = ""
 
     @property
@@ -98,8 +97,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The result of one run of both models on a batch; see :class:`pt2qa._simulator.verification.Run`."""
-
     reference: Any
     quantized: Any
     isolated: tuple[Isolated, ...]
@@ -173,7 +170,7 @@ class Comparison:
         }
         for index in sorted(sources - self.rows.keys()):
             step = self.program.steps[index]
-            row = Row(step.name, step.module, step.op, step.handle, None, None, self.empty, self.empty, aside=True)
+            row = Row(step.name, step.module, step.op, step.handle, None, None, self.empty, self.empty, hidden=True)
             self.rows[index] = [row]
 
     def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> Row:
@@ -185,7 +182,6 @@ class Comparison:
         return row
 
     def _plan_block(self, block: Block) -> None:
-        """Rows for the values that leave a block."""
         inside = set(block.steps)
         group = len(self.groups)
         self.groups.append(block.steps)
@@ -210,7 +206,6 @@ class Comparison:
     # -- one batch -----------------------------------------------------------------------------------------------
 
     def add(self, batch: Batch) -> None:
-        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
         if has_no_element(values):
             self.set_apart.append(empty_batch(self.batches))
@@ -312,7 +307,7 @@ class Comparison:
     def _measured(self, row: Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
         """The user's metrics for one value, each with the arguments it names."""
         known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
-        if row.aside:
+        if row.hidden:
             return self.metrics
         measured = {}
         for name, metric in self.metrics.items():
@@ -323,7 +318,7 @@ class Comparison:
     def _others(self, row: Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is compared with the reference: the isolated and the rounded value, if requested."""
         others: dict[str, Tensor] = {}
-        if row.aside or not (self.with_rounding or row.is_block):
+        if row.hidden or not (self.with_rounding or row.is_block):
             return others
         alone = event.rounded if row.group is None else event.isolated.get(row.group)
         alone = reference if alone is None and row.group is None else alone
@@ -359,7 +354,6 @@ class Comparison:
     # -- the report ----------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> LayerReport:
-        """The results so far; ``notes`` come before its own."""
         sums = self._sums()
         extra = list(notes)
         if missing := [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]:
@@ -399,7 +393,7 @@ class Comparison:
         def read(row: Row) -> tuple[int, ...]:
             return tuple(first[source] for source in row.sources if source is not None)
 
-        found = [row.summed("" if row.aside else "rows", sources=read(row)) for row in ordered]
+        found = [row.summed("" if row.hidden else "rows", sources=read(row)) for row in ordered]
         shown = {each.compared.name for each in found if each.compared.table and each.seen}
         inputs = nearest_before(self.program, shown)
         return [
@@ -409,7 +403,6 @@ class Comparison:
         ]
 
     def _metrics_worse(self, way: str) -> tuple[str, ...]:
-        """The user's metrics that declare smaller, or larger, values as worse."""
         return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
 
 

@@ -53,7 +53,6 @@ class Marks:
 
     @property
     def colours(self) -> tuple[str, ...]:
-        """The colours from that of the smallest number to that of the largest."""
         return COLOURS if self.small_is_bad else COLOURS[::-1]
 
     def colour_of(self, number: float) -> str:
@@ -69,7 +68,6 @@ class Marks:
 
 
 def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) -> Marks:
-    """The numbers of a report's column on a graph, handle by handle."""
     if not isinstance(report, NodeReport):
         raise ReportError(
             f"got a {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "

@@ -38,7 +38,6 @@ class GraphRun(Interpreter):
                 del self.env[source]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of a node that calls an op."""
         return call_op(target, *args, **kwargs)
 
 

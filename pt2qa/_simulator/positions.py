@@ -150,7 +150,7 @@ class Axes:
         """The positions of a batch that count; ``values`` are its flat inputs.
 
         Raises:
-            BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
+            BatchError: the mask is no tensor of zeros and ones that fits the batch, or zero everywhere.
         """
         keep = self._keep(batch)
         shapes = [tuple(value.shape[:2]) if isinstance(value, Tensor) else () for value in values]
@@ -187,7 +187,7 @@ class Axes:
                 "or 1 at the positions that count, False or 0 at the others."
             )
         if not bool(keep.any()):
-            raise BatchError("mask leaves no position of a batch. Leave such a batch out.")
+            raise BatchError("mask is zero at every position of a batch. Leave that batch out.")
         return keep
 
 
@@ -195,10 +195,9 @@ def without_axes(names: Sequence[str], count: int, what: str = "values") -> list
     """That some of so many values cannot be masked, if any."""
     if not names:
         return []
-    have = "has" if len(names) == 1 else "have"
     return [
-        f"mask: {len(names)} of {count} {what} {have} no certain axes of samples and positions, so all positions "
-        f"count: {few(names, 3)}"
+        f"mask: not applied to {len(names)} of {count} {what}, whose sample and position axes are unknown: "
+        f"{few(names, 3)}"
     ]
 
 
@@ -244,11 +243,9 @@ class Counted(Inside):
     program: Program
 
     def inputs(self, values: Sequence[Any]) -> list[Any]:
-        """A batch's flat inputs, as far as they count."""
         return [self.of(slot, value) for slot, value in zip(self.program.inputs, values, strict=True)]
 
     def at(self, step: Step, value: Tensor) -> Tensor:
-        """The elements of a step's value that count."""
         return self.of(step.out, value)  # type: ignore[no-any-return]
 
     def visiting(self, visit: Visit) -> Visit:
@@ -275,7 +272,6 @@ class Counted(Inside):
         return narrowed
 
     def outputs(self, outputs: Any) -> list[Any]:
-        """The leaves of what the graph returned, as far as they count."""
         return self._each(Layout.counted, pytree.tree_leaves(plain(outputs)), processed=False)  # type: ignore[no-any-return]
 
     def tensors(self, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -301,7 +297,7 @@ class Counted(Inside):
         return pytree.tree_unflatten(changed, spec)
 
     def layouts_of_outputs(self) -> list[Layout | None]:
-        """Of each leaf of what the graph returns; None where it has no certain axes."""
+        """Of each leaf of what the graph returns; None where its axes are unknown."""
         leaves = pytree.tree_leaves(plain(self.program.outputs))
         return [self.layouts.get(leaf.number) if isinstance(leaf, Slot) else None for leaf in leaves]
 
@@ -317,7 +313,7 @@ class _Layouts:
     """Finds where the values of a graph have the axes of a mask, from the shapes that the graph records.
 
     Attributes:
-        found: by the name of a node; without those of values that have no certain axes.
+        found: by the name of a node; without those of values whose axes are unknown.
     """
 
     def __init__(self, graph_module: GraphModule, masked: int) -> None:

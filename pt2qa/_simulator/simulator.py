@@ -161,12 +161,10 @@ class Body:
         return replace(self, on=frozenset(own for own, site in enumerate(self.sites) if site in on))
 
     def own(self, site: Site) -> Site:
-        """A site of the program around it as one of its own."""
         return self.simulator.program.sites[self.sites.index(site.index)]
 
 
 def bind(template: Any, env: Values) -> Any:
-    """``template`` with the values of ``env`` in place of slots."""
     kind = type(template)
     if kind is Slot:
         return read(env[template.number])

@@ -61,8 +61,6 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Just the outputs of an engine; see :class:`Run`."""
-
     reference: Any = None
     quantized: Any = None
     isolated: Sequence[Isolated] = ()
@@ -162,15 +160,14 @@ class Verification:
             hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
             raise SimulationError(
                 f"the quantized graph without its quantization is not the reference graph: {found}, "
-                "so what differs is not int8. Either the two graphs were not made from one float graph (same weights, "
-                f"eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
+                "and quantization does not explain that. Either the two graphs were not made from one float graph "
+                f"(same weights, eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
             )
         check.check(exact=tensors_equal(leaves, expected))
         accepted.update((digest, wanted))
 
 
 def simulated(simulator: Simulator, values: Values, quantized_values: Values | None = None) -> Outputs:
-    """Both models run by the simulator, one after the other."""
     quantized_values = values if quantized_values is None else quantized_values
     return Outputs(simulator.run(values, on=False), simulator.run(quantized_values, on=True))
 
@@ -193,7 +190,6 @@ def add_state(update: Callable[[bytes], object], graph_module: GraphModule) -> N
 
 
 def digest_of(values: Sequence[Any]) -> str:
-    """Identifies flat values by their elements, dtypes and shapes."""
     digest = hashlib.blake2b()
     for value in values:
         if isinstance(value, Tensor):
@@ -205,7 +201,6 @@ def digest_of(values: Sequence[Any]) -> str:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a tensor, element by element."""
     # The stride of a dimension of size 1 is whatever it was of the tensor that this is a part of.
     flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes()

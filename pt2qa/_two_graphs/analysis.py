@@ -118,8 +118,6 @@ def _runnable(which: str, given: Graph) -> GraphModule:
 
 
 class _Comparison:
-    """The rows of two graphs, summed over batches."""
-
     def __init__(
         self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind], mask: Mask | None
     ) -> None:
@@ -139,7 +137,6 @@ class _Comparison:
         self.set_apart: list[SetApart] = []
 
     def add(self, batch: Batch) -> None:
-        """Runs both graphs on a batch; an interrupted batch leaves no trace."""
         values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
         if has_no_element(values):
             self.set_apart.append(empty_batch(self.batches))
@@ -200,13 +197,12 @@ class _Comparison:
         return found, look.found if broken else None
 
     def report(self, notes: Sequence[str], model: str) -> GraphReport:
-        """The results so far; ``notes`` come before its own."""
         sums = [
             *(row.summed("rows", read=value.read, note=value.note) for value, row in self.rows),
             *(row.summed("outputs") for row in self.outputs),
         ]
         silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
-        said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
+        said = [f"not compared, the value is not a tensor: {few(silent)}"] if silent else []
         settings = {"graph b": fingerprint(self.b)}
         if self.axes is not None:
             settings["mask"] = self.axes.name
@@ -235,7 +231,6 @@ class _Search:
         self.found: SetApart | None = None
 
     def at(self, name: str, a: Any, b: Any, *, is_input: bool = False) -> None:
-        """Looks at a value, unless one was found before."""
         culprit = unlike(a, b) if self.found is None else None
         if culprit is not None:
             what, side, wrong = culprit
@@ -262,7 +257,6 @@ def _row(name: OpName, handle: int, params: QuantParams | None) -> Row:
 
 
 def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
-    """The names of the outputs, which both graphs must have."""
     counts = [len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))) for graph in (a, b)]
     names = [output_names(graph, count) for graph, count in zip((a, b), counts, strict=True)]
     if counts[0] != counts[1]:
@@ -274,7 +268,6 @@ def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
 
 
 def _delegated(letter: str, graph: GraphModule) -> list[str]:
-    """What a graph gave away to a backend."""
     count = sum(is_delegate(node.target) for node in graph.graph.nodes)
     which = counted(count, "part")
     return [f"{which} of graph {letter} delegated to a backend: their ops ran in Python, not on it"] if count else []

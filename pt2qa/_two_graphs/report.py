@@ -69,7 +69,7 @@ def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Se
     elif known and not far:
         yield f"The graphs agree bit for bit: {values} and {output} are equal."
     elif not compared:
-        yield "No verdict: no value that both graphs have gives a number."
+        yield "No verdict: no value in both graphs has a number."
     else:
         yield f"The {values} that both graphs have agree bit for bit."
     if far:
@@ -91,7 +91,8 @@ def _about_first(row: LayerRow, before: int, unpaired: Sequence[Unpaired]) -> It
 def _about_lost(unpaired: Sequence[Unpaired]) -> Iterator[str]:
     lost = [each.name for each in unpaired if each.reason == LOST]
     if lost:
-        yield f"It may begin earlier: {counted(len(lost), 'op')} before it cannot be compared, {lost[-1]} last."
+        count = counted(len(lost), "op")
+        yield f"The first difference may be earlier: {count} before it cannot be compared, {lost[-1]} last."
 
 
 def _unlike(rows: Sequence[LayerRow]) -> list[LayerRow]:

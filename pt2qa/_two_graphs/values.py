@@ -121,15 +121,13 @@ class _Ops:
         )
 
     def note(self, handle: int, part: Node, read: Node) -> Iterator[str]:
-        """What is special about where a value is compared."""
         if len(self.parts[handle]) > 1:
             yield f"{len(self.parts[handle])} ops in {self.letter}, compared after {op_of(part.target)}"
         if read is not part and not quant_ops.is_quantization(read):
-            yield f"read in {self.letter} after {op_of(read.target)}, which carries no handle"
+            yield f"read in {self.letter} after {op_of(read.target)}, which has no handle"
 
 
 def plan_values(a: GraphModule, b: GraphModule) -> Plan:
-    """What of two graphs is compared."""
     left, right = _Ops("a", a), _Ops("b", b)
     # Names count the ops of a kind, and parts of decomposed ops would count as well.
     whole, other = sorted((left, right), key=lambda ops: len(ops.handles) - len(ops.parts))
@@ -166,8 +164,8 @@ def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
 def _about_others(names: Sequence[str]) -> Iterator[str]:
     if names:
         yield (
-            f"{counted(len(names), 'handle')} of other ops in the other graph, {names[0]} first: the graphs do not "
-            "come from one capture, nor from two with the same ops, so any row may compare two ops"
+            f"{counted(len(names), 'handle')} of different ops in the two graphs, {names[0]} first: they were not made "
+            "from the same capture, so rows may compare unrelated ops"
         )
 
 
@@ -221,10 +219,10 @@ def _absent(ops: _Ops, other: _Ops, names: Mapping[int, OpName]) -> Iterator[Unp
             yield Unpaired(handle, names[handle].name, ops.letter, reason)
     for node in ops.graph.graph.nodes:
         if node.op == "call_function" and node not in ops.handles and not serves_quantization(node):
-            reason = "carries no handle: nothing says which op of the other graph it is"
+            reason = "has no handle, so it cannot be matched to an op of the other graph"
             yield Unpaired(-1, f"{op_of(node.target)} ({node.name})", ops.letter, reason)
 
 
 def _other_op(ops: _Ops, other: _Ops, handle: int) -> Unpaired:
-    reason = f"its handle is that of {other.names[handle].name} in the other graph: they are not one op"
+    reason = f"its handle is that of {other.names[handle].name} in the other graph, a different op"
     return Unpaired(handle, ops.names[handle].name, ops.letter, reason)

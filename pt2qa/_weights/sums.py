@@ -61,7 +61,6 @@ class WeightSums:
 
     @property
     def finite(self) -> bool:
-        """Whether every value of both sides is finite."""
         return not bool((self.excluded + self.nonfinite).any())
 
     @property

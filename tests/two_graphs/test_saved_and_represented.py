@@ -125,7 +125,7 @@ def test_a_linear_in_integers_is_where_a_represented_graph_differs() -> None:
     report = pt2qa.compare_graphs(converted, written_out, [IMAGES], progress=False)
     verdict = report.summary().splitlines()
     assert verdict[0] == "The 7 values that both graphs have agree bit for bit."
-    assert verdict[2] == "It may begin earlier: 1 op before it cannot be compared, fc/linear last."
+    assert verdict[2] == "The first difference may be earlier: 1 op before it cannot be compared, fc/linear last."
     expected, actual = converted(IMAGES).double().numpy(), written_out(IMAGES).double().numpy()
     assert report.outputs[0].atol == pytest.approx(abs(expected - actual).max())
     (last,) = converted.graph.output_node().args[0]

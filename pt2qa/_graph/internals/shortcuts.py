@@ -59,7 +59,6 @@ def shortcuts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Gives a module or class another attribute for a while."""
     original = getattr(owner, name)
     setattr(owner, name, replacement)
     try:
