@@ -73,8 +73,8 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     # reports for other eyes
     from ._report.html import write_html as write_html
     from ._report.tensorboard import write_tensorboard as write_tensorboard
-    from ._overlays.model_explorer import write_overlay as write_overlay
-    from ._overlays.neighbourhood import write_neighbourhood as write_neighbourhood
+    from ._overlays.overlays import write_overlay as write_overlay
+    from ._overlays.overlays import write_neighbourhood as write_neighbourhood
 
     # an old report and a new one
     from ._report.diff import diff as diff

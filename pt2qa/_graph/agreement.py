@@ -94,11 +94,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     >>> leaf_name((pytree.MappingKey("logits"), pytree.SequenceKey(1)))
     'output.logits[1]'
     """
-    parts = [
-        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key)
-        for key in path
-    ]
-    return "output" + "".join(parts)
+    return "output" + "".join(f".{key.key}" if isinstance(key, pytree.MappingKey) else str(key) for key in path)
 
 
 def kind_of(value: Any) -> str:

@@ -31,7 +31,7 @@ from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import QuantParams, Step
-from pt2qa._simulator.verification import Verification
+from pt2qa._simulator.verification import Outputs, Verification
 
 
 @dataclass(slots=True)
@@ -96,11 +96,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    reference: Any
-    quantized: Any
-    isolated: tuple[Isolated, ...]
-    seen: list[tuple[Row, Totals]]
+class _Measured(Outputs):
+    seen: Sequence[tuple[Row, Totals]] = ()
 
 
 class Comparison:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._interrupts import raise_if_interrupted
@@ -17,6 +17,15 @@ from pt2qa._simulator.quant_pieces import call_op
 
 class GraphRun(Interpreter):
     """Runs a graph in the order of :func:`run_order`, without its guards; ``run`` takes and returns flat values."""
+
+    def __init__(self, graph_module: GraphModule, visit: Callable[[Node, Any], Any] = lambda node, value: None) -> None:
+        super().__init__(graph_module)
+        self._visit = visit
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        instead = self._visit(n, value)
+        return value if instead is None else instead
 
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         """Runs the graph; each value is released after its last reader."""

@@ -203,12 +203,5 @@ def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callab
 
     ``visit`` receives every value as it is computed; what it returns, if not None, takes the value's place.
     """
-
-    class _Recorder(GraphRun):
-        def run_node(self, node: torch.fx.Node) -> Any:
-            result = super().run_node(node)
-            instead = visit(node, result)
-            return result if instead is None else instead
-
     with torch.no_grad():
-        return _Recorder(graph_module).run(*values)
+        return GraphRun(graph_module, visit).run(*values)

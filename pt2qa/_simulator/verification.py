@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,30 +40,22 @@ KEPT_BYTES = 1 << 24
 Values = Sequence[Any]
 
 
-class Run(Protocol):
-    """What an engine computed for a batch."""
-
-    @property
-    def reference(self) -> Any:
-        """The outputs of the reference; None if the engine does not run it."""
-
-    @property
-    def quantized(self) -> Any:
-        """The outputs of the quantized model."""
-
-    @property
-    def isolated(self) -> Sequence[Isolated]:
-        """The errors of regions on the reference's values, summed over this batch."""
-
-
-AnyRun = TypeVar("AnyRun", bound=Run)
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
+    """What an engine computed for a batch.
+
+    Attributes:
+        reference: the outputs of the reference; None if the engine does not run it.
+        quantized: those of the quantized model, likewise.
+        isolated: the errors of regions on the reference's values, summed over this batch.
+    """
+
     reference: Any = None
     quantized: Any = None
     isolated: Sequence[Isolated] = ()
+
+
+AnyRun = TypeVar("AnyRun", bound=Outputs)
 
 
 @dataclass(slots=True)
@@ -107,7 +99,7 @@ class Verification:
             result = engine()
         return result
 
-    def accepts(self, run: Run, values: Values, quantized_values: Values | None = None) -> bool:
+    def accepts(self, run: Outputs, values: Values, quantized_values: Values | None = None) -> bool:
         """Whether a run is correct; if not, the fused ops are now off: run again and check again."""
         alike = quantized_values is None or quantized_values is values
         quantized_values = values if quantized_values is None else quantized_values
@@ -136,7 +128,7 @@ class Verification:
             accepted.add(digest)
         return digest in accepted
 
-    def _check_reference(self, run: Run, values: Values, inputs: str) -> None:
+    def _check_reference(self, run: Outputs, values: Values, inputs: str) -> None:
         """The converted graph without its quantization must equal the reference; else convert changed the model."""
         accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
         leaves = _leaves(run.reference)

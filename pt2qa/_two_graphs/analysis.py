@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -16,7 +17,7 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
 from pt2qa._layers.comparison import Row
 from pt2qa._layers.sums import Totals, packed, tables
@@ -28,18 +29,20 @@ from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator import op_rules
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, buffers_kept, count_samples, flatten_batch, has_no_element, written_buffers
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.program import QuantParams
+from pt2qa._simulator.strides import copied
 from pt2qa._two_graphs.report import GraphReport
 from pt2qa._two_graphs.values import plan_values
-from pt2qa._two_graphs.walk import Walk
-from pt2qa.errors import PairingError
+from pt2qa.errors import PairingError, SimulationError
 
 Graph = GraphModule | ExportedProgram
 
@@ -221,6 +224,59 @@ class _Comparison:
             set_apart=tuple(self.set_apart),
             sums=packed(sums, settings),
         )
+
+
+class Walk(GraphRun):
+    """One run of a graph, which writes to copies of its inputs; the caller keeps its buffers.
+
+    ``letter`` is what the graph is called in errors, ``observed`` are the nodes whose values are compared, each as
+    often as it is.
+    """
+
+    def __init__(self, letter: str, graph: GraphModule, values: Sequence[Any], observed: Sequence[Node]) -> None:
+        super().__init__(graph)
+        self._letter = letter
+        self._writes = any(op_rules.mutates_first_argument(node.target) for node in graph.graph.nodes)
+        self._steps = self.steps(*(copied(x) if self._writes and isinstance(x, Tensor) else x for x in values))
+        self._comparisons = Counter(observed)
+        self._kept: dict[Node, Any] = {}
+
+    def value(self, node: Node) -> Any:
+        """The value of an observed node, as it was computed; runs the graph that far."""
+        while node not in self._kept:
+            next(self._steps)
+        return self._kept[node]
+
+    def compared(self, node: Node) -> None:
+        """Notes one comparison of a value, which is released after its last."""
+        self._comparisons[node] -= 1
+        if not self._comparisons[node]:
+            del self._kept[node]
+
+    def outputs(self) -> Any:
+        """Runs the rest of the graph; what it returns, flat."""
+        return deque(self._steps, maxlen=1).pop()
+
+    def run_node(self, n: Node) -> Any:
+        if self._writes and op_rules.mutates_first_argument(n.target):
+            self._save(self.env[n.all_input_nodes[0]])
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            raise SimulationError(
+                f"graph {self._letter} cannot run: {n.target} fails with {type(error).__name__}: {error}. Run the "
+                "graph by itself on the batch to see more."
+            ) from error
+        if self._comparisons[n]:
+            self._kept[n] = value
+        return value
+
+    def _save(self, written: Tensor) -> None:
+        """Copies the values that wait for their comparison in memory that is about to be written to."""
+        for node, value in self._kept.items():
+            tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+            if any(storage_number(tensor) == storage_number(written) for tensor in tensors):
+                self._kept[node] = pytree.tree_map_only(Tensor, copied, value)
 
 
 class _Search:
