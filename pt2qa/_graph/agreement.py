@@ -33,6 +33,7 @@ def agreement_in(graph: Graph, least: float) -> float:
 
 
 def name_of_dtype(value: Tensor) -> str:
+    """The dtype of a tensor, such as ``float32``."""
     return str(value.dtype).removeprefix("torch.")
 
 
@@ -94,7 +95,11 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     >>> leaf_name((pytree.MappingKey("logits"), pytree.SequenceKey(1)))
     'output.logits[1]'
     """
-    return "output" + "".join(f".{key.key}" if isinstance(key, pytree.MappingKey) else str(key) for key in path)
+    parts = [
+        f".{key.key}" if isinstance(key, pytree.MappingKey) and str(key.key).isidentifier() else str(key)
+        for key in path
+    ]
+    return "output" + "".join(parts)
 
 
 def kind_of(value: Any) -> str:

@@ -169,9 +169,17 @@ def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
     return [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
 
 
-def walk(graph_module: GraphModule) -> Iterator[Placed]:
-    """Every node of a graph, those of nested graphs right after the op that owns them."""
-    return _walk(graph_module, None, "", set())
+def walk(
+    graph_module: GraphModule, owner: Node | None = None, body: str = "", seen: set[int] | None = None
+) -> Iterator[Placed]:
+    """Every node of a graph, those of nested graphs right after the op that owns them; each graph once."""
+    seen = {id(graph_module)} if seen is None else seen
+    for node in graph_module.graph.nodes:
+        yield Placed(node, graph_module, owner, body)
+        for label, nested in nested_graphs(node, graph_module):
+            if id(nested) not in seen:
+                seen.add(id(nested))
+                yield from walk(nested, node, label, seen)
 
 
 def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, GraphModule]]:
@@ -313,15 +321,6 @@ class _Namer:
         self._names[node], self._modules[node] = numbered(self.stems[node], self._used), module
         part = custom_of(node).get(PART, {"of": "", "step": -1})
         return OpName(self._names[node], *module, op, part["of"], part["step"])
-
-
-def _walk(graph_module: GraphModule, owner: Node | None, body: str, seen: set[int]) -> Iterator[Placed]:
-    seen.add(id(graph_module))
-    for node in graph_module.graph.nodes:
-        yield Placed(node, graph_module, owner, body)
-        for label, nested in nested_graphs(node, graph_module):
-            if id(nested) not in seen:
-                yield from _walk(nested, node, label, seen)
 
 
 def _is_library(path: str) -> bool:

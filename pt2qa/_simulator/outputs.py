@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pt2qa._graph.agreement import leaf_name
 from pt2qa._graph.internals.torch import calling_convention, pytree
 
 
@@ -38,7 +37,11 @@ def leaf_names(value: Any) -> list[str]:
     >>> leaf_names({"logits": 1, "rest": (2, 3)})
     ['output.logits', 'output.rest[0]', 'output.rest[1]']
     """
-    return [leaf_name(path) for path, _ in pytree.tree_flatten_with_path(value)[0]]
+    paths, _ = pytree.tree_flatten_with_path(value)
+    return [
+        "output" + "".join(f".{part.key}" if isinstance(part, pytree.MappingKey) else str(part) for part in path)
+        for path, _ in paths
+    ]
 
 
 def named_parts(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:

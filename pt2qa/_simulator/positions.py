@@ -227,13 +227,7 @@ class Positions:
         """How many of some values cannot be masked, once a batch was seen."""
         every = list(dict.fromkeys(slots))
         missing = [slot for slot in every if slot not in (self.layouts or {})]
-        return without_axes([self._name(slot) for slot in missing], len(every), what)
-
-    def _name(self, slot: int) -> str:
-        producer = self.program.producers.get(slot)
-        if producer is None:
-            return dict(zip(self.program.inputs, self.program.input_names, strict=True)).get(slot, "a constant")
-        return self.program.steps[producer].name
+        return without_axes([self.program.name_of(slot) for slot in missing], len(every), what)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
-from pt2qa._layers.comparison import Row
+from pt2qa._layers.comparison import Row, compared
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.observers import without
@@ -38,7 +38,6 @@ from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
-from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.strides import copied
 from pt2qa._two_graphs.report import GraphReport
 from pt2qa._two_graphs.values import plan_values
@@ -126,13 +125,15 @@ class _Comparison:
     ) -> None:
         self.a, self.b = a, b
         self.axes = None if mask is None else Axes(a, mask)
-        self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
+        self.outputs = [
+            Row(compared(OpName(name, "", "", "output"), -1, None), Totals(), Totals()) for name in _output_names(a, b)
+        ]
         self.plan = plan_values(a, b)
         self.written = written_buffers(a), written_buffers(b)
         self.unwritten = unwritten_values(a.graph) | unwritten_values(b.graph)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
         self.rows = [
-            (value, _row(value.name, value.handle, value.params))
+            (value, Row(compared(value.name, value.handle, value.params), Totals(), Totals()))
             for number, value in enumerate(self.plan.values)
             if number in chosen
         ]
@@ -171,15 +172,15 @@ class _Comparison:
         for node, value in zip(self.a.graph.find_nodes(op="placeholder"), values, strict=True):
             look.at(str(node.target), value, value, is_input=True)
         found = []
-        for compared, row in self.rows:
-            one, other = a.value(compared.a), b.value(compared.b)
-            if not self.unwritten.isdisjoint((compared.a, compared.b)):
+        for value, row in self.rows:
+            one, other = a.value(value.a), b.value(value.b)
+            if not self.unwritten.isdisjoint((value.a, value.b)):
                 row.problem = UNWRITTEN
-            elif (totals := _measure(row, one, other, compared.a, inside)) is not None:
+            elif (totals := _measure(row, one, other, value.a, inside)) is not None:
                 found.append((row, totals))
                 look.at(row.name, one, other)
-            a.compared(compared.a)
-            b.compared(compared.b)
+            a.compared(value.a)
+            b.compared(value.b)
         ends = [pytree.tree_leaves(plain(walk.outputs())) for walk in (a, b)]
         nodes = pytree.tree_leaves(plain(self.a.graph.output_node().args[0]))
         for row, node, one, other in zip(self.outputs, nodes, *ends, strict=True):
@@ -304,12 +305,6 @@ def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside | None) -> Tot
         return None
     one, other = (a, b) if inside is None else (inside.of(node.name, each) for each in (a, b))
     return Totals(error_sums(one, other), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
-
-
-def _row(name: OpName, handle: int, params: QuantParams | None) -> Row:
-    row = Row(name.name, name.module, name.op, handle, params, None, Totals(), Totals())
-    row.part_of, row.step = name.part_of, name.step
-    return row
 
 
 def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
