@@ -39,7 +39,7 @@ from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.strides import copied
-from pt2qa._two_graphs.report import GraphReport
+from pt2qa._two_graphs.report import LOST, GraphReport
 from pt2qa._two_graphs.values import plan_values
 from pt2qa.errors import PairingError, SimulationError
 
@@ -207,7 +207,7 @@ class _Comparison:
         ]
         silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
         said = [f"not compared, the value is not a tensor: {few(silent)}"] if silent else []
-        settings = {"graph b": fingerprint(self.b)}
+        settings = {"graph b": fingerprint(self.b), LOST: " ".join(map(str, self.plan.lost))}
         if self.axes is not None:
             settings["mask"] = self.axes.name
             layouts = self.axes.layouts or {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from pt2qa._report.prose import counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams
-from pt2qa._two_graphs.report import LOST
 from pt2qa.overrides.edits import BATCH_NORMS
 
 Letter = Literal["a", "b"]
+
+REMOVED: Final = "no op of the other graph has its handle: it was removed or replaced"
+"""Why an op has no counterpart, if nothing better is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The values that are compared, in the order of graph a, all ops that have no counterpart, and what to know."""
+    """The values that are compared, in the order of graph a, and all ops that have no counterpart.
+
+    ``lost`` are the handles of those of which no reason is known.
+    """
 
     values: tuple[Compared, ...]
     unpaired: tuple[Unpaired, ...]
+    lost: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -132,7 +138,8 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
     # Names count the ops of a kind, and parts of decomposed ops would count as well.
     whole, other = sorted((left, right), key=lambda ops: len(ops.handles) - len(ops.parts))
     names = {**other.names, **whole.names}
-    unpaired = [*_absent(left, right, names), *_absent(right, left, names)]
+    lost: list[int] = []
+    unpaired = [*_absent(left, right, names, lost), *_absent(right, left, names, lost)]
     left.take_in_folded(right)
     right.take_in_folded(left)
     values: list[Compared] = []
@@ -144,7 +151,7 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
             unpaired += [_other_op(left, right, handle), _other_op(right, left, handle)]
             others.append(left.names[handle].name)
     values.sort(key=lambda value: (left.order[value.a], right.order[value.b]))
-    return Plan(tuple(values), tuple(unpaired), tuple(_about_others(others)))
+    return Plan(tuple(values), tuple(unpaired), tuple(lost), tuple(_about_others(others)))
 
 
 def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
@@ -211,12 +218,13 @@ def _said(params: QuantParams) -> str:
     return f"{params.dtype} {params.quant_min}..{params.quant_max}, {scale}, zero point {params.single_zero_point:g}"
 
 
-def _absent(ops: _Ops, other: _Ops, names: Mapping[int, OpName]) -> Iterator[Unpaired]:
-    """The ops of a graph without a counterpart in the other one, each with the reason."""
+def _absent(ops: _Ops, other: _Ops, names: Mapping[int, OpName], lost: list[int]) -> Iterator[Unpaired]:
+    """The ops of a graph without a counterpart in the other one, each with the reason; ``lost`` gets those without."""
     for handle in sorted(ops.names):
         if handle not in ops.parts or handle not in other.parts:
-            reason = reason_of_absence(ops.parts.get(handle, ()), names, other.parts, "the other graph", LOST)
-            yield Unpaired(handle, names[handle].name, ops.letter, reason)
+            reason = reason_of_absence(ops.parts.get(handle, ()), names, other.parts, "the other graph")
+            lost += [] if reason else [handle]
+            yield Unpaired(handle, names[handle].name, ops.letter, reason or REMOVED)
     for node in ops.graph.graph.nodes:
         if node.op == "call_function" and node not in ops.handles and not serves_quantization(node):
             reason = "has no handle, so it cannot be matched to an op of the other graph"

@@ -229,9 +229,7 @@ def test_ops_without_a_counterpart_are_listed() -> None:
     del node_of(a, 8).meta["custom"]
     assert compared(a, b).unpaired == (
         Unpaired(-1, "mean (mean)", "a", "has no handle, so it cannot be matched to an op of the other graph"),
-        Unpaired(
-            8, "mean", "b", "no op of the other graph carries its handle: it was removed, or rewritten without it"
-        ),
+        Unpaired(8, "mean", "b", "no op of the other graph has its handle: it was removed or replaced"),
     )
 
 
