@@ -113,8 +113,8 @@ class Annotations:
         specs = self._specs_after(edits)
         return replace(self, specs=specs, ground=replace(self.ground, nodes=_as_lowered(self.ground.nodes, specs)))
 
-    def _specs_after(self, edits: Iterable[Edit]) -> dict[Point, Any]:
-        specs = dict(self.specs)
+    def _specs_after(self, edits: Iterable[Edit]) -> Mapping[Point, Any]:
+        specs = self.specs
         for edit in edits:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.ground)
         return specs
