@@ -16,7 +16,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
 
     # analyses
     from ._layers.analysis import compare_layers as compare_layers
-    from ._layers.modules import compare_modules as compare_modules
+    from ._layers.analysis import compare_modules as compare_modules
     from ._deployed.analysis import compare_deployed as compare_deployed
     from ._deployed.recorded import record_inputs as record_inputs
     from ._weights.analysis import compare_weights as compare_weights
@@ -73,8 +73,8 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     # reports for other eyes
     from ._report.html import write_html as write_html
     from ._report.tensorboard import write_tensorboard as write_tensorboard
-    from ._overlays.model_explorer import write_overlay as write_overlay
-    from ._overlays.neighbourhood import write_neighbourhood as write_neighbourhood
+    from ._overlays.overlays import write_overlay as write_overlay
+    from ._overlays.overlays import write_neighbourhood as write_neighbourhood
 
     # an old report and a new one
     from ._report.diff import diff as diff

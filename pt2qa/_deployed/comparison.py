@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.input_ranges import input_ranges
-from pt2qa._simulator.isolated_check import TOLERANCE, Isolated
+from pt2qa._simulator.isolated_check import TOLERANCE
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
-from pt2qa._simulator.verification import Verification, graph_outputs, kind_of
+from pt2qa._simulator.verification import Outputs, Verification, graph_outputs, kind_of
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
 
@@ -71,15 +71,12 @@ class _Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """The result of all runs on a batch; see :class:`pt2qa._simulator.verification.Run`."""
+class _Measured(Outputs):
+    """The result of all runs on a batch."""
 
-    reference: Any
-    quantized: Any
-    sums: dict[int, _Sums]
-    outputs: Sequence[Tensor] | None
+    sums: dict[int, _Sums] = field(default_factory=dict)
+    outputs: Sequence[Tensor] | None = None
     """Those of the isolated run; None if nothing was observed."""
-    isolated: Sequence[Isolated] = ()
 
 
 class Comparison:
@@ -171,7 +168,7 @@ class Comparison:
             instead = deployed if found[index].count else None
 
         reference, quantized = lockstep(self.pair.simulator, values, visit)
-        return _Measured(reference, quantized, found, _finish(walk, instead) if found else None)
+        return _Measured(reference, quantized, (), found, _finish(walk, instead) if found else None)
 
     @computes
     def _check_isolated(

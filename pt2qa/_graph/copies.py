@@ -62,7 +62,6 @@ def _constants(graph_module: GraphModule) -> dict[str, Tensor]:
 
 
 def _key(constant: Tensor) -> Any:
-    """Equal for equal constants, and rarely for others."""
     return constant.dtype, constant.shape, constant.stride(), constant.device, str(constant.flatten()[:64].tolist())
 
 

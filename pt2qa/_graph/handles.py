@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
 from pt2qa._graph.internals.flow_runtime import module_of as module_of
+from pt2qa._graph.internals.flow_runtime import numbered, stem_of
 from pt2qa._graph.internals.flow_runtime import op_of as op_of
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE
 from pt2qa._graph.internals.torch import HigherOrderOperator
@@ -133,7 +134,6 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
 
 
 def remove_handles(graph_module: GraphModule) -> None:
-    """Undoes :func:`assign_handles`, in place."""
     for placed in walk(graph_module):
         custom = {key: value for key, value in custom_of(placed.node).items() if key not in (HANDLE, OUTPUTS)}
         placed.node.meta.pop(CUSTOM, None)
@@ -162,7 +162,6 @@ def input_handles(source: GraphModule | ExportedProgram) -> dict[Node, int]:
 
 
 def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
-    """The placeholders for what the caller passes, in order."""
     placeholders = source.graph.find_nodes(op="placeholder")
     if isinstance(source, GraphModule):
         return placeholders
@@ -170,9 +169,17 @@ def user_inputs(source: GraphModule | ExportedProgram) -> list[Node]:
     return [node for node, spec in zip(placeholders, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
 
 
-def walk(graph_module: GraphModule) -> Iterator[Placed]:
-    """Every node of a graph, those of nested graphs right after the op that owns them."""
-    return _walk(graph_module, None, "", set())
+def walk(
+    graph_module: GraphModule, owner: Node | None = None, body: str = "", seen: set[int] | None = None
+) -> Iterator[Placed]:
+    """Every node of a graph, those of nested graphs right after the op that owns them; each graph once."""
+    seen = {id(graph_module)} if seen is None else seen
+    for node in graph_module.graph.nodes:
+        yield Placed(node, graph_module, owner, body)
+        for label, nested in nested_graphs(node, graph_module):
+            if id(nested) not in seen:
+                seen.add(id(nested))
+                yield from walk(nested, node, label, seen)
 
 
 def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, GraphModule]]:
@@ -186,7 +193,6 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
 
 
 def attribute_of(graph_module: GraphModule, node: Node) -> Any:
-    """What a ``get_attr`` node reads: a parameter, a buffer, or a nested graph."""
     return operator.attrgetter(str(node.target))(graph_module)
 
 
@@ -254,7 +260,6 @@ def part_name(name: str, node: Node, number: int) -> str:
 
 
 def is_part_name(text: str, name: str) -> bool:
-    """Whether a text is the name of an op or of one of its parts."""
     return text == name or text.startswith(f"{name}:")
 
 
@@ -268,7 +273,6 @@ def stems_of(source: GraphModule) -> dict[Node, str]:
 
 
 def name_of(node: Node, names: Mapping[int, OpName]) -> str | None:
-    """A node's readable name, by its handle; None for one without."""
     handle = handle_of(node)
     return names[handle].name if handle is not None and handle in names else None
 
@@ -298,41 +302,25 @@ class _Namer:
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
-        self._by_node: dict[Node, OpName] = {}
+        self._names: dict[Node, str] = {}
+        self._modules: dict[Node, tuple[str, str]] = {}
         self.stems: dict[Node, str] = {}
 
     def name(self, placed: Placed) -> OpName:
-        node = placed.node
+        node, owner = placed.node, placed.owner
         op = "input" if node.op == "placeholder" else op_of(node.target)
-        module, module_type = module_of(node)
-        owner = self._by_node.get(placed.owner) if placed.owner is not None else None
-        if node.op == "placeholder":
-            stem = str(node.target)
-        elif node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[0] in self._by_node:
-            producer = self._by_node[node.args[0]]
-            stem, module, module_type = f"{producer.name}[{node.args[1]}]", producer.module, producer.module_type
-        elif owner is not None:
-            # strict=False knows no module inside a nested graph, so the name leaves it out.
-            stem = f"{owner.name}.{placed.body}/{op}"
-            module, module_type = (module, module_type) if module else (owner.module, owner.module_type)
-        else:
-            stem = f"{module}/{op}" if module else op
-        self.stems[node] = stem
-        ordinal = self._used[stem] = self._used.get(stem, -1) + 1
+        # strict=False knows no module inside a nested graph, so the name leaves it out.
+        within = f"{self._names[owner]}.{placed.body}" if owner in self._names else ""
+        self.stems[node] = str(node.target) if op == "input" else stem_of(node, self._names, within)
+        module = module_of(node)
+        producer = node.args[0] if node.target is operator.getitem else None
+        if isinstance(producer, Node) and producer in self._modules:
+            module = self._modules[producer]
+        elif owner in self._modules and not module[0]:
+            module = self._modules[owner]
+        self._names[node], self._modules[node] = numbered(self.stems[node], self._used), module
         part = custom_of(node).get(PART, {"of": "", "step": -1})
-        name = f"{stem}_{ordinal}" if ordinal else stem
-        result = OpName(name, module, module_type, op, part["of"], part["step"])
-        self._by_node[node] = result
-        return result
-
-
-def _walk(graph_module: GraphModule, owner: Node | None, body: str, seen: set[int]) -> Iterator[Placed]:
-    seen.add(id(graph_module))
-    for node in graph_module.graph.nodes:
-        yield Placed(node, graph_module, owner, body)
-        for label, nested in nested_graphs(node, graph_module):
-            if id(nested) not in seen:
-                yield from _walk(nested, node, label, seen)
+        return OpName(self._names[node], *module, op, part["of"], part["step"])
 
 
 def _is_library(path: str) -> bool:

@@ -24,7 +24,6 @@ from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, first_ancestor
 
 
 def has_handles(graph_module: GraphModule) -> bool:
-    """Whether at least one op has a handle."""
     return any(handle_of(placed.node) is not None for placed in walk(graph_module) if placed.node.op == "call_function")
 
 
@@ -108,7 +107,6 @@ class _Values:
         return (op_of(node.target), *handles) if handles and None not in handles else None
 
     def readers(self, node: Node) -> set[int | None]:
-        """The handles of the ops that read a value."""
         found = set[int | None]()
         for user in node.users:
             found |= self.readers(user) if self._passes_on(user) else {handle_of(user)}

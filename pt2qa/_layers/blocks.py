@@ -109,12 +109,10 @@ def ops_of(blocks: Blocks, rows: Sequence[LayerRow], by: str) -> tuple[BlockRow,
 
 
 def identical(blocks: Blocks) -> str:
-    """What is said of the ops that are left out."""
     return f" {counted(blocks.identical, 'op')} more: identical in every block." if blocks.identical else ""
 
 
 def heat_maps(rows: Sequence[LayerRow], by: str, title: str) -> list[dict[str, Any]]:
-    """A picture of op × block for each list of equal blocks."""
     return [_heat_map(each, rows, by, title) for each in blocks_of(rows, by)]
 
 

@@ -37,7 +37,6 @@ _FLOAT_SIDES: Final = frozenset({"reference", "float"})
 
 
 def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
-    """SQNR of every layer in graph order, one chart for each column that was measured."""
     return [
         along(
             f"{title} along the graph",
@@ -50,7 +49,6 @@ def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
 
 
 def by_block(rows: Sequence[LayerRow], by: str) -> list[dict[str, Any]]:
-    """Op × block, for a column of SQNR, where the model has equal blocks."""
     return heat_maps(rows, by, next(title for key, title, _ in _MEASURES if key == by))
 
 

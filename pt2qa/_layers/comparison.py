@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._layers.reading import Reading, nearest_before
+from pt2qa._layers.reading import Block, Reading, nearest_before
 from pt2qa._layers.report import LayerReport
-from pt2qa._layers.selection import Block
 from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
 from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
@@ -32,78 +32,64 @@ from pt2qa._simulator.nonfinite import is_empty
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import QuantParams, Step
-from pt2qa._simulator.verification import Verification
+from pt2qa._simulator.verification import Outputs, Verification
 
 
 @dataclass(slots=True)
 class Row:
     """What one row of the table accumulates over the batches that count, and over those that are set ``apart``.
 
-    It compares the value of the step ``place``, None for a model output, with ``params`` of the site that is read
-    there; ``group`` is the number of the group that computes it in isolation, None if nothing in its region is
-    quantized.  The op's region reads the values of the steps ``sources``, None standing for model inputs.  ``aside``
-    marks a value that is not in the table but that rows read.  The other names are those of :class:`pt2qa.LayerRow`.
+    It compares the value of the step ``place``, None for a model output; ``group`` is the number of the group that
+    computes it in isolation, None if nothing in its region is quantized.  The op's region reads the values of the steps
+    ``sources``, None standing for model inputs.  ``hidden`` marks a value that is not in the table but that rows read.
     """
 
-    name: str
-    module: str
-    op: str
-    handle: int
-    params: QuantParams | None
-    group: int | None
+    compared: Compared
     totals: Totals
     apart: Totals
+    group: int | None = None
     place: Step | None = None
-    part_of: str = ""
-    step: int = -1
-    answers_for: str = ""
     sources: tuple[int | None, ...] = ()
     is_block: bool = False
-    aside: bool = False
+    hidden: bool = False
     problem: str = ""
 
     @property
-    def scale(self) -> float:
-        """The real value of one integer step, the largest of several; nan if unknown."""
-        return self.params.largest_scale if self.params is not None else math.nan
+    def name(self) -> str:
+        return self.compared.name
 
     def summed(
         self, table: TableName, *, sources: tuple[int, ...] | None = None, read: bool = False, note: str = ""
     ) -> RowSums:
         """The row as data, for a table of the report; ``read`` if the value is what one reader reads."""
-        params, low, high = self.params, math.nan, math.nan
-        if params is not None and isinstance(params.scale, float) and isinstance(params.zero_point, int):
-            low, high = params.quant_min - params.zero_point, params.quant_max - params.zero_point
-        compared = Compared(
-            name=self.name,
-            module=self.module,
-            op=self.op,
-            handle=self.handle,
-            table=table,
-            observed_at="raw" if params is None and not read else "dq",
-            dtype="" if params is None else params.dtype,
-            scale=self.scale,
-            zero_point=math.nan if params is None else params.single_zero_point,
-            low=float(low),
-            high=float(high),
-            part_of=self.part_of,
-            step=self.step,
-            answers_for="" if self.is_block else self.answers_for,
-            sources=sources,
-            note=note,
-            problem=self.problem,
-        )
-        return RowSums(compared, self.totals, self.apart)
+        known = replace(self.compared, table=table, sources=sources, note=note, problem=self.problem)
+        return RowSums(replace(known, observed_at="dq") if read else known, self.totals, self.apart)
+
+
+def compared(name: OpName, handle: int, params: QuantParams | None, answers_for: str = "") -> Compared:
+    """What a row compares, with the parameters of the site that is read there."""
+    known = Compared(
+        name.name, name.module, name.op, handle, part_of=name.part_of, step=name.step, answers_for=answers_for
+    )
+    if params is None:
+        return known
+    low, high = math.nan, math.nan
+    if isinstance(params.scale, float) and isinstance(params.zero_point, int):
+        low, high = float(params.quant_min - params.zero_point), float(params.quant_max - params.zero_point)
+    return replace(
+        known,
+        observed_at="dq",
+        dtype=params.dtype,
+        scale=params.largest_scale,
+        zero_point=params.single_zero_point,
+        low=low,
+        high=high,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """The result of one run of both models on a batch; see :class:`pt2qa._simulator.verification.Run`."""
-
-    reference: Any
-    quantized: Any
-    isolated: tuple[Isolated, ...]
-    seen: list[tuple[Row, Totals]]
+class _Measured(Outputs):
+    seen: Sequence[tuple[Row, Totals]] = ()
 
 
 class Comparison:
@@ -156,15 +142,14 @@ class Comparison:
             inputs = self.program.inputs, self.program.input_names, self.program.input_handles
             for slot, name, handle in zip(*inputs, strict=True):
                 for site in sites_of.get(slot, ()):
-                    self._plan(site, name, "", "input", handle, None)
+                    self._plan(site, OpName(name, "", "", "input"), handle, None)
         for step in self.program.steps:
             if step.site is None and step.index in selected:
                 group = self.group_of_region.get(step.region)
-                known = self.pair.names.get(step.handle)
+                known = self.pair.names.get(step.handle, OpName("", "", "", ""))
+                own = replace(known, name=step.name, module=step.module, op=step.op)
                 for place in sites_of.get(step.out, [step]):
-                    row = self._plan(place, step.name, step.module, step.op, step.handle, group)
-                    if known is not None:
-                        row.part_of, row.step = known.part_of, known.step
+                    self._plan(place, own, step.handle, group)
 
     def _plan_sources(self) -> None:
         """Values that rows read but no row compares, such as unselected ops: only their error is computed."""
@@ -173,19 +158,18 @@ class Comparison:
         }
         for index in sorted(sources - self.rows.keys()):
             step = self.program.steps[index]
-            row = Row(step.name, step.module, step.op, step.handle, None, None, self.empty, self.empty, aside=True)
-            self.rows[index] = [row]
+            known = compared(OpName(step.name, step.module, "", step.op), step.handle, None)
+            self.rows[index] = [Row(known, self.empty, self.empty, hidden=True)]
 
-    def _plan(self, place: Step, name: str, module: str, op: str, handle: int, group: int | None) -> Row:
+    def _plan(self, place: Step, name: OpName, handle: int, group: int | None, is_block: bool = False) -> Row:
         params = self.program.sites[place.site].params if place.site is not None else None
-        row = Row(name, module, op, handle, params, group, self.empty, self.empty, place)
-        row.answers_for = name if params is not None else self.reading.answers_for(place)
-        row.sources = self.reading.sources(place)
+        responsible = name.name if params is not None else self.reading.answers_for(place)
+        known = compared(name, handle, params, "" if is_block else responsible)
+        row = Row(known, self.empty, self.empty, group, place, self.reading.sources(place), is_block)
         self.rows.setdefault(place.index, []).append(row)
         return row
 
     def _plan_block(self, block: Block) -> None:
-        """Rows for the values that leave a block."""
         inside = set(block.steps)
         group = len(self.groups)
         self.groups.append(block.steps)
@@ -203,14 +187,12 @@ class Comparison:
             made = self.program.unrounded(step.reads[0]) if step.site is not None else step.out
             source = self.program.steps[self.program.producers[made]]
             name = block.name if len(leaving) == 1 else f"{block.name}[{number}]"
-            row = self._plan(step, name, block.path, block.kind, source.handle, group)
-            row.is_block = True
-            self.module_rows.append(row)
+            called = OpName(name, block.path, "", block.kind)
+            self.module_rows.append(self._plan(step, called, source.handle, group, is_block=True))
 
     # -- one batch -----------------------------------------------------------------------------------------------
 
     def add(self, batch: Batch) -> None:
-        """Runs a batch, verified, and adds the results; an interrupted batch leaves no trace."""
         values = self.pair.values(batch)
         if has_no_element(values):
             self.set_apart.append(empty_batch(self.batches))
@@ -250,7 +232,7 @@ class Comparison:
         for row in {id(row): row for row, _ in seen}.values():
             if row.place is not None and row.group is not None and noise[id(row)].count:
                 steps = [self.program.steps[index] for index in self.groups[row.group]]
-                found = Isolated(row.name, row.handle, row.place, steps, noise[id(row)])
+                found = Isolated(row.name, row.compared.handle, row.place, steps, noise[id(row)])
                 yield found if counted is None else replace(found, counted=counted.at)
 
     def _take(self, values: list[Any], measured: _Measured, counted: Counted | None) -> None:
@@ -311,8 +293,9 @@ class Comparison:
 
     def _measured(self, row: Row, ref: Tensor, quant: Tensor, isolated: Tensor | None = None) -> dict[str, Metric]:
         """The user's metrics for one value, each with the arguments it names."""
-        known = {"isolated": isolated, "scale": None if math.isnan(row.scale) else row.scale}
-        if row.aside:
+        scale = row.compared.scale
+        known = {"isolated": isolated, "scale": None if math.isnan(scale) else scale}
+        if row.hidden:
             return self.metrics
         measured = {}
         for name, metric in self.metrics.items():
@@ -323,7 +306,7 @@ class Comparison:
     def _others(self, row: Row, event: Event, reference: Tensor) -> dict[str, Tensor]:
         """What else is compared with the reference: the isolated and the rounded value, if requested."""
         others: dict[str, Tensor] = {}
-        if row.aside or not (self.with_rounding or row.is_block):
+        if row.hidden or not (self.with_rounding or row.is_block):
             return others
         alone = event.rounded if row.group is None else event.isolated.get(row.group)
         alone = reference if alone is None and row.group is None else alone
@@ -344,7 +327,8 @@ class Comparison:
         pairs = list(zip(*both, strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
-            self.outputs = [Row(name, "", "output", -1, None, None, self.empty, self.empty) for name in names]
+            known = (compared(OpName(name, "", "", "output"), -1, None) for name in names)
+            self.outputs = [Row(each, self.empty, self.empty) for each in known]
         measured = []
         for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
             if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
@@ -359,7 +343,6 @@ class Comparison:
     # -- the report ----------------------------------------------------------------------------------------------
 
     def report(self, notes: Sequence[str]) -> LayerReport:
-        """The results so far; ``notes`` come before its own."""
         sums = self._sums()
         extra = list(notes)
         if missing := [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]:
@@ -399,7 +382,7 @@ class Comparison:
         def read(row: Row) -> tuple[int, ...]:
             return tuple(first[source] for source in row.sources if source is not None)
 
-        found = [row.summed("" if row.aside else "rows", sources=read(row)) for row in ordered]
+        found = [row.summed("" if row.hidden else "rows", sources=read(row)) for row in ordered]
         shown = {each.compared.name for each in found if each.compared.table and each.seen}
         inputs = nearest_before(self.program, shown)
         return [
@@ -409,7 +392,6 @@ class Comparison:
         ]
 
     def _metrics_worse(self, way: str) -> tuple[str, ...]:
-        """The user's metrics that declare smaller, or larger, values as worse."""
         return tuple(name for name, metric in self.metrics.items() if getattr(metric, "worse", None) == way)
 
 

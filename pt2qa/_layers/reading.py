@@ -1,18 +1,18 @@
-"""Direct consumers of a value, the op responsible for its error, and what an op reads."""
+"""Direct consumers of a value, the op responsible for its error, what an op reads, and which ops a module calls."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from pt2qa._report.selection import no_match
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
 from pt2qa._simulator.program import Program, Step
 
 
 class Reading:
-    """What the ops of a program read, and which ops consume their results."""
-
     def __init__(self, program: Program) -> None:
         self.program = program
         self.regions = {region.index: region.steps for region in program.regions}
@@ -74,6 +74,37 @@ def nearest_before(program: Program, shown: Collection[str]) -> dict[str, tuple[
 
 
 def _quantizes(op: str, reads: Sequence[Read]) -> bool:
-    """Whether an op has rounded weights, or multiplies rounded values."""
     weights = any(read.constant and read.rounded for read in reads)
     return weights or (op in PRODUCTS and state_of(op, reads) != "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One call of a module: its path and class name, and the numbers of the op steps inside it.
+
+    ``name`` is the path, followed by ``@1`` and so on for later calls of the same module.
+    """
+
+    name: str
+    path: str
+    kind: str
+    steps: tuple[int, ...]
+
+
+def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
+    """The calls, in graph order, of modules given by path (``layer2``), class, or class name (``BasicBlock``)."""
+    blocks: dict[tuple[str, str, str], list[int]] = {}
+    for step in program.steps:
+        if step.site is None:
+            for key, path, kind in step.module_stack:
+                blocks.setdefault((key, path, kind.rpartition(".")[2]), []).append(step.index)
+    found = []
+    for name in (each.__name__ if isinstance(each, type) else each for each in wanted):
+        matches = [block for block in blocks if name in (block[1], block[2])]
+        if not matches:
+            raise no_match("module path or class", name, [part for block in blocks for part in block[1:]])
+        calls: dict[str, int] = {}
+        for key, path, kind in matches:
+            call = calls[path] = calls.get(path, -1) + 1
+            found.append(Block(f"{path}@{call}" if call else path, path, kind, tuple(blocks[key, path, kind])))
+    return sorted(dict.fromkeys(found), key=lambda block: block.steps)

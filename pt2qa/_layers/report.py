@@ -12,8 +12,7 @@ import numpy.typing as npt
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.blocks import FEWEST, BlockRow, blocks_of, identical, ops_of
 from pt2qa._layers.charts import along_graph, by_block, histograms
-from pt2qa._layers.rows import LayerRow
-from pt2qa._layers.steps import folded, opened
+from pt2qa._layers.rows import LayerRow, folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import drawings
@@ -191,7 +190,6 @@ class LayerReport(DataReport):
         return ranked_by(self.rows)
 
     def _table(self, sort: str, limit: int | None, width: int) -> str:
-        """The rows as a table that folds the steps of a recurrent op into one row."""
         worst = self._worst_by()
         ordered, by = self._ordered(sort)
         rows, stand_for = folded(ordered, worst if by is None or sort == "name" else by, self.ranked)

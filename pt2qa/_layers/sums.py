@@ -99,11 +99,9 @@ class RowSums:
 
     @property
     def seen(self) -> bool:
-        """Whether there is anything to show."""
         return bool(self.compared.problem) or self.counted.shape is not None or self.apart.shape is not None
 
     def reading(self, inputs: Sequence[str]) -> RowSums:
-        """The same, with the names of the rows that it reads."""
         return replace(self, compared=replace(self.compared, inputs=", ".join(inputs)))
 
 
@@ -188,7 +186,6 @@ def _reach(row: Compared, sums: ErrorSums) -> tuple[float, float]:
 
 
 def packed(sums: Sequence[RowSums], settings: Mapping[str, str]) -> Sums:
-    """The sums as a report keeps them."""
     whole = [(each.counted, each.apart) for each in sums]
     states = [(name, state) for both in whole for totals in both for name, state in totals.custom.items()]
     reasons = {name: why for name, state in states if (why := why_not(state))}
@@ -214,7 +211,6 @@ def _unpacked(report: Any, empty: Totals) -> list[RowSums]:
 
 
 def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-    """One layer report of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     settings = settings_of(first.sums)
     if settings.pop(UNMERGEABLE, ""):

@@ -39,7 +39,6 @@ def summary_of(
 
 
 def output_sqnr(outputs: Sequence[LayerRow]) -> float:
-    """The whole model's SQNR in dB: the smallest of its outputs; nan if none has one."""
     return next((row.sqnr for row in ranked(LayerRow, outputs, "sqnr")), nan)
 
 
@@ -183,8 +182,7 @@ def _quantized(rows: Sequence[LayerRow]) -> list[LayerRow]:
 
 
 def _named(row: LayerRow) -> str:
-    """Which op is responsible for a row, and where its value is read."""
-    return row.name if row.answers_for in ("", row.name) else f"{row.answers_for}, as {row.name} hands it on"
+    return row.name if row.answers_for in ("", row.name) else f"{row.answers_for}, read after {row.name}"
 
 
 def _weighs(sqnr: float, output: float) -> bool:

@@ -134,7 +134,7 @@ class _DeployedProfiler:
         seen = values[tap.node]
         clamped = None
         if tap.params is not None and not seen.is_floating_point():
-            counted = seen if inside is None else inside.counted(value.node, seen)
+            counted = seen if inside is None else inside.of(value.node.name, seen)
             clamped = count_at_ends(counted, tap.params)
         return measured(value, tap.value(seen), self.measurements.wanted, clamped, inside)
 

@@ -118,7 +118,7 @@ def health_of(target: ProfileTarget, number: int, values: Sequence[Any], inside:
     if apart or target.program is None:
         return DataHealth(1, samples, apart)
     if inside is not None:
-        values = [inside.counted(node, value) for node, value in zip(nodes, values, strict=True)]
+        values = [inside.of(node.name, value) for node, value in zip(nodes, values, strict=True)]
     return DataHealth(1, samples, (), input_ranges(target.program, values))
 
 

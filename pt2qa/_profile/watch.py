@@ -133,8 +133,8 @@ class Watch(GraphRun):
             params = quant_ops.read_params(node, self.env.get)
         if not isinstance(source, Tensor):
             return None
-        # Zero is in every range, so what is silenced is not clamped.
-        return count_clamped(source if self.inside is None else self.inside.silenced(made, source), params)
+        # Zero is in every range, so what is zeroed is not clamped.
+        return count_clamped(source if self.inside is None else self.inside.zeroed(made.name, source), params)
 
 
 def measured(
@@ -150,8 +150,8 @@ def measured(
     has_channels = wanted.per_channel and dimensions > max(axis, 1) and not result.is_complex()
     moved: int | None = axis
     if inside is not None and not value.constant:
-        moved = inside.axis(value.node, axis, dimensions)
-        result = inside.counted(value.node, result)
+        moved = inside.axis(value.node.name, axis, dimensions)
+        result = inside.of(value.node.name, result)
     if has_channels and moved is not None:
         channels = ChannelStatistics.of(result, moved)
     return ValueStatistics(

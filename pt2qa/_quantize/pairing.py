@@ -561,12 +561,12 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
     )
     float_graph = pair.reference if pair.float_graph is None else pair.float_graph
     original = nodes_by_handle(float_graph)
-    gone = quantized, "the quantized graph", "removed by the quantizer, prepare or convert"
-    unpaired = [
-        Unpaired(handle, name.name, "reference", reason_of_absence(original.get(handle, ()), pair.names, *gone))
-        for handle, name in sorted(pair.names.items())
-        if handle not in quantized or handle not in reference
-    ]
+    unpaired = []
+    for handle, name in sorted(pair.names.items()):
+        if handle not in quantized or handle not in reference:
+            why = reason_of_absence(original.get(handle, ()), pair.names, quantized, "the quantized graph")
+            reason = why or "removed by the quantizer, prepare or convert"
+            unpaired.append(Unpaired(handle, name.name, "reference", reason))
     numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not serves_quantization(node)]
     unpaired += [_nameless(node, "reference", "carries no handle") for node in numberless]
     for node in _ops(pair.quantized):
@@ -590,9 +590,12 @@ def serves_quantization(node: Node) -> bool:
 
 
 def reason_of_absence(
-    nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str, removed: str
-) -> str:
-    """Why the nodes of a handle have no counterpart in the graph ``other``, which has the handles ``there``."""
+    nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str
+) -> str | None:
+    """Why the nodes of a handle have no counterpart in the graph ``other``, which has the handles ``there``.
+
+    None if that is not known.
+    """
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph: it has no row"
@@ -606,7 +609,7 @@ def reason_of_absence(
         return "nothing reads it"
     if not _depends_on_input(node):
         return "computed from constants alone, once"
-    return removed
+    return None
 
 
 def _depends_on_input(node: Node) -> bool:

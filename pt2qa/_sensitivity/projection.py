@@ -130,14 +130,14 @@ class ProjectedBatch:
                 self._leaves[slot] = float_tensors(own[slot])
                 # Copies, so that post_process may write to them.
                 own[slot] = pytree.tree_map_only(Tensor, Tensor.clone, own[slot])
-            result = self.silenced(self._finished(bind(pair.program.outputs, own)))
+            result = self.zeroed(self._finished(bind(pair.program.outputs, own)))
         self._counted = float_leaves(result)
         self.reference = pytree.tree_map_only(Tensor, Tensor.detach, result)
 
-    def silenced(self, result: Any) -> Any:
+    def zeroed(self, result: Any) -> Any:
         """The outputs with zeros where they do not count, which then have no error."""
         processed = self.projection.post_process is not None
-        return result if self.counted is None else self.counted.silenced(result, processed=processed)
+        return result if self.counted is None else self.counted.zeroed_result(result, processed=processed)
 
     def _finished(self, outputs: Any) -> Any:
         try:

@@ -70,18 +70,15 @@ def _no_batch(purpose: str) -> NoBatchError:
 
 
 def refuse_empty(batches: int, empty: int) -> None:
-    """Refuses data without a single sample."""
     if empty == batches:
         raise NoNumberError(f"every batch is empty ({batches} read). Pass batches with samples.")
 
 
 def empty_batch(number: int) -> SetApart:
-    """A batch without samples."""
     return SetApart(number, 0, -1, "batch", EMPTY)
 
 
 def count_empty(set_apart: Sequence[SetApart]) -> int:
-    """How many of these batches are empty."""
     return sum(apart.what == EMPTY for apart in set_apart)
 
 

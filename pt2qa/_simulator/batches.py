@@ -145,7 +145,6 @@ def _check(name: str, captured: Any, value: Any) -> None:
 
 
 def written_buffers(graph_module: GraphModule) -> tuple[str, ...]:
-    """The names of the buffers of a graph that its forward writes to."""
     buffers = dict(graph_module.named_buffers())
     held = [node for node in graph_module.graph.find_nodes(op="get_attr") if str(node.target) in buffers]
     return tuple(dict.fromkeys(str(node.target) for node in Aliases(graph_module).written(held)))

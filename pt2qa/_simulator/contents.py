@@ -37,7 +37,6 @@ class Contents:
 
     @classmethod
     def of(cls, graphs: Iterable[GraphModule]) -> Contents:
-        """What they compute with now."""
         modules = [(path, module) for graph in graphs for path, module in graph.named_modules(remove_duplicate=False)]
         nodes = [part for _, module in modules if isinstance(module, GraphModule) for part in _nodes(module)]
         known: dict[int, tuple[Any, ...]] = {}
@@ -64,7 +63,6 @@ def _nodes(graph: GraphModule) -> Iterator[object]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's own parameters, buffers and other tensors."""
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
     yield from ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))

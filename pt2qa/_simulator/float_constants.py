@@ -124,7 +124,6 @@ def run_on_constants(node: Node, value_of: Callable[[Node], Any], *first: Any) -
 
 
 def _reader_keys(graph_module: GraphModule) -> dict[Node, _Key]:
-    """The keys by which readers of constants are found in the other graph."""
     keys: dict[Node, _Key] = {}
     counts: Counter[str] = Counter()
     for node in graph_module.graph.nodes:

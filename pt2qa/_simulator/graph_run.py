@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._interrupts import raise_if_interrupted
@@ -17,24 +18,35 @@ from pt2qa._simulator.quant_pieces import call_op
 class GraphRun(Interpreter):
     """Runs a graph in the order of :func:`run_order`, without its guards; ``run`` takes and returns flat values."""
 
+    def __init__(self, graph_module: GraphModule, visit: Callable[[Node, Any], Any] = lambda node, value: None) -> None:
+        super().__init__(graph_module)
+        self._visit = visit
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        instead = self._visit(n, value)
+        return value if instead is None else instead
+
     def run(self, *values: Any) -> Any:  # type: ignore[override]
         """Runs the graph; each value is released after its last reader."""
+        return deque(self.steps(*values), maxlen=1).pop()
+
+    def steps(self, *values: Any) -> Iterator[Any]:
+        """The value of each node as it is computed, that of the output last."""
         order = run_order(self.graph)
         last = {source: node for node in order for source in node.all_input_nodes}
         releases: dict[Node, list[Node]] = defaultdict(list)
         for source, node in last.items():
             releases[node].append(source)
         self.env, self.args_iter = {}, iter(values)
-        result = None
         for node in order:
             raise_if_interrupted()
-            result = self.env[node] = self.run_node(node)
+            self.env[node] = self.run_node(node)
+            yield self.env[node]
             for source in releases[node]:
                 del self.env[source]
-        return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value of a node that calls an op."""
         return call_op(target, *args, **kwargs)
 
 

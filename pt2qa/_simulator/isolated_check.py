@@ -82,7 +82,6 @@ class IsolatedCheck:
         self.values: dict[Node, Any] = {}
 
     def keep(self, node: Node, value: Any) -> None:
-        """Stores a value of the reference graph if a region reads it."""
         if node in self.wanted:
             self.values[node] = copied(value) if isinstance(value, Tensor) else value
 

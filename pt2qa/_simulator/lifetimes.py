@@ -83,7 +83,6 @@ def _overwritable(
 
 
 def aliases_input(node: Node) -> bool:
-    """Whether the node's value may share memory with its first argument."""
     return (
         node.op == "call_function"
         and not quant_ops.is_quantization(node)

@@ -77,8 +77,6 @@ def lockstep(
 
 
 class _Lockstep:
-    """The state of one side-by-side run."""
-
     def __init__(
         self,
         simulator: Simulator,
@@ -110,7 +108,6 @@ class _Lockstep:
         self.quantized: list[Any] = []
 
     def _inside(self, group: int, slot: int) -> bool:
-        """Whether a slot's value is computed within a group, directly or through a site."""
         producer = self.program.producers.get(self.site_source.get(slot, slot))
         return producer is not None and producer in self.groups[group]
 
@@ -207,7 +204,6 @@ class _Lockstep:
         return call(step, reference, step.reuse and private), quant, isolated
 
     def _keep(self, group: int, step: Step, value: Any) -> None:
-        """Stores an isolated value if its group reads it again."""
         if (group, step.out) in self.read_inside:
             self.isolated[group, step.out] = value
 
@@ -227,7 +223,6 @@ class _Lockstep:
         return self.simulator.call(step, env, reuse)
 
     def _allocated(self, slot: int) -> bool:
-        """Whether a value is certain to own its memory."""
         return self.program.producers.get(slot) in self.allocating
 
     # -- pieces --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ on, it computes what the converted graph computes.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -266,7 +266,7 @@ class _Lowering:
         matching = value.node.args[1:] == node.args[1:] or quant_ops.is_dynamic_per_tensor(value.node)
         if not matching:
             self.notes.append(
-                f"{self._reader_name(node)}: a value is dequantized with other parameters than it was quantized with"
+                f"{self._reader_name(node)}: a value is quantized and dequantized with different parameters"
             )
         alone = node in self.written_in_memory
         origin = value.node.args[0]
@@ -365,8 +365,8 @@ class _Lowering:
         value = self._tensor(node)
         if value is None:
             raise _UnknownScaleError(
-                f"the quantized graph computes {node.name} ({node.target}), which it quantizes with, in a way that "
-                "pt2qa does not know. Expected a constant, or choose_qparams of the value that is quantized."
+                f"the quantized graph computes a scale or zero point, {node.name} ({node.target}), in a way that pt2qa "
+                "does not support. Expected a constant, or choose_qparams of the value that is quantized."
             )
         return value
 
@@ -555,22 +555,9 @@ class _Lowering:
         if not dtypes:
             return None
         params = QuantParams(", ".join(sorted(set(dtypes))))
-        number, handle = len(self.sites), handle_of(reader)
-        self.sites.append(
-            Site(
-                number,
-                "activation",
-                name,
-                op,
-                -1 if handle is None else handle,
-                (),
-                params,
-                slot.number,
-                slot.number,
-                False,
-                True,
-            )
-        )
+        number, handle, at = len(self.sites), handle_of(reader), slot.number
+        handle = -1 if handle is None else handle
+        self.sites.append(Site(number, "activation", name, op, handle, (), params, at, at, exact=False, nested=True))
         return number
 
     def _constant_inputs(self, reader: Node, program: Program) -> dict[int, Node]:
@@ -627,7 +614,6 @@ class _Lowering:
 
 
 def _is_graph(argument: Any, graph_module: GraphModule) -> bool:
-    """Whether an argument of a node is a nested graph."""
     is_attribute = isinstance(argument, Node) and argument.op == "get_attr"
     return is_attribute and isinstance(attribute_of(graph_module, argument), GraphModule)
 
@@ -650,41 +636,26 @@ def _find_regions(steps: Sequence[Step], sites: Sequence[Site], producers: dict[
     Two ops belong to one region if there is no site between them, if nothing else reads the value, and if the second is
     a pointwise op that backends fuse with the first (conv + relu, linear + gelu, conv + batch norm).
     """
-    readers: dict[int, list[Step]] = defaultdict(list)
-    for step in steps:
-        for slot in step.reads:
-            readers[slot].append(step)
+    readers = Counter(slot for step in steps for slot in step.reads)
     members: dict[int, list[Step]] = {}
     for step in steps:
         if step.site is not None:
             continue
-        step.region = len(members)
         before = steps[producers[step.reads[0]]] if step.reads and step.reads[0] in producers else None
-        epilogue = before is not None and op_rules.is_epilogue(step.op) and len(readers[before.out]) == 1
-        if before is not None and before.site is None and (epilogue or step.op == "getitem"):
-            step.region = before.region
+        step.region = len(members)
+        if before is not None and before.site is None:
+            epilogue = step.op in op_rules.EPILOGUES and readers[before.out] == 1
+            step.region = before.region if epilogue or step.op == "getitem" else step.region
         members.setdefault(step.region, []).append(step)
-    sites_of_result: dict[int, list[int]] = defaultdict(list)
+    before_it, behind_it = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for site in sites:
-        sites_of_result[site.result].append(site.index)
-    sites_of_source: dict[int, list[int]] = defaultdict(list)
-    for site in sites:
+        before_it[site.result].append(site.index)
         if site.result != site.source:
-            sites_of_source[site.source].append(site.index)
+            behind_it[site.source].append(site.index)
     regions = []
     for number, own in members.items():
-        around: set[int] = set()
-        for step in own:
-            for slot in (*step.reads, *step.constants):
-                around.update(sites_of_result[slot])
-            around.update(sites_of_source[step.out])
-        regions.append(
-            Region(
-                index=number,
-                name=own[0].name,
-                ops=tuple(step.name for step in own),
-                steps=tuple(step.index for step in own),
-                sites=tuple(sorted(around)),
-            )
-        )
+        around = {site for step in own for slot in (*step.reads, *step.constants) for site in before_it[slot]}
+        around |= {site for step in own for site in behind_it[step.out]}
+        names, indices = tuple(step.name for step in own), tuple(step.index for step in own)
+        regions.append(Region(number, names[0], names, indices, tuple(sorted(around))))
     return regions

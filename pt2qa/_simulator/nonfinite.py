@@ -66,9 +66,8 @@ class _Search:
             return
         # At a site, the event compares the value before rounding with the rounded one; the value is its source's.
         slot = step.reads[0] if step.site is not None else step.out
-        name = self.inputs.get(slot) or self.program.steps[self.program.producers[slot]].name
         read = [self.origins[each] for each in step.reads if each in self.origins] if step.site is None else []
-        self._look(slot, name, event.reference, event.quantized, next(iter(read), ""))
+        self._look(slot, self.program.name_of(slot), event.reference, event.quantized, next(iter(read), ""))
         if slot in self.origins:
             self.origins[step.out] = self.origins[slot]
 

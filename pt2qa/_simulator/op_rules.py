@@ -24,7 +24,7 @@ _IN_PLACE = {"relu", "hardtanh", "hardswish", "hardsigmoid", "sigmoid", "silu", 
 _MONOTONE = {"relu", "hardtanh", "clamp"}
 """Pointwise ops that keep the order of values to the last bit."""
 
-_EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
+EPILOGUES = _IN_PLACE | {"gelu", "batch_norm", "_native_batch_norm_legit_no_training", "dropout", "prelu", "relu6"}
 """Ops that backends fuse with the op before them."""
 
 _COPIES = {"clone", "_unsafe_view", "lift_fresh_copy", "_to_copy"}
@@ -69,7 +69,6 @@ def keeps_order(target: Any) -> bool:
 
 
 def allocates(target: Any) -> bool:
-    """Whether the output is certain to own its memory."""
     return isinstance(target, OpOverload) and target.namespace == "aten" and op_of(target) in _ALLOCATING
 
 
@@ -81,23 +80,15 @@ def only_moves(target: Any) -> bool:
     return is_view or op_of(target) in _COPIES
 
 
-def is_epilogue(name: str) -> bool:
-    """Whether an op belongs to the region of the op that feeds it."""
-    return name in _EPILOGUES
-
-
 def is_random(target: Any) -> bool:
-    """Whether two calls with equal arguments may differ."""
     return op_of(target) in _RANDOM
 
 
 def is_uninitialised(target: Any) -> bool:
-    """Whether an op gives memory whose content means nothing."""
     return op_of(target) in _UNINITIALISED
 
 
 def returns_view(target: OpOverload) -> bool:
-    """Whether the schema declares that the output shares memory with an input."""
     return any(result.alias_info is not None for result in results_of(target))
 
 

@@ -69,7 +69,6 @@ def plain(outputs: Any) -> Any:
 
 
 def nbytes_of(outputs: Any) -> int:
-    """The bytes of the tensors in a nested value."""
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor))
 
 

@@ -9,6 +9,7 @@ only values of shape (samples, positions, ...) are masked.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -62,7 +63,7 @@ class Layout:
         view[~index] = view[index][0].clone()
         return found
 
-    def silenced(self, value: Tensor, keep: Tensor) -> Tensor:
+    def zeroed(self, value: Tensor, keep: Tensor) -> Tensor:
         """The value with zeros in place of the elements that do not count."""
         inside = torch.zeros_like(value, dtype=torch.bool)
         view, index = self._indexed(inside, keep)
@@ -91,26 +92,34 @@ LEADING = Layout(0, (1,))
 """That of logits: (samples, positions, ...)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inside:
-    """Which positions of one batch count, bool (samples, positions), and where the values of nodes have these axes."""
+    """Which positions of one batch count, bool (samples, positions), and where values have these axes.
+
+    The values are those of a graph's nodes, by name, or of a program's slots, by number.
+    """
 
     keep: Tensor
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[Any, Layout]
 
-    def counted(self, node: Node, value: Tensor) -> Tensor:
-        """The elements of a node's value that count; the value itself if it has no such axes."""
-        layout = self.layouts.get(node.name)
-        return value if layout is None else layout.counted(value, self.keep)
+    def of(self, key: str | int, value: Any) -> Any:
+        """The elements of a value that count; the value itself if it has no such axes."""
+        layout = self.layouts.get(key)
+        return value if layout is None or not isinstance(value, Tensor) else layout.counted(value, self.keep)
 
-    def silenced(self, node: Node, value: Tensor) -> Tensor:
-        """The value in its own shape, with zeros for what does not count."""
-        layout = self.layouts.get(node.name)
-        return value if layout is None else layout.silenced(value, self.keep)
+    def filled(self, key: str | int, value: Tensor) -> Tensor:
+        """A value with copies of elements that count in place of the others."""
+        layout = self.layouts.get(key)
+        return value if layout is None else layout.filled(value, self.keep)
 
-    def axis(self, node: Node, axis: int, dimensions: int) -> int | None:
-        """Where an axis of a node's value is among those of what counts; None if it has samples or positions."""
-        layout = self.layouts.get(node.name)
+    def zeroed(self, key: str | int, value: Tensor) -> Tensor:
+        """A value with zeros in place of the elements that do not count."""
+        layout = self.layouts.get(key)
+        return value if layout is None else layout.zeroed(value, self.keep)
+
+    def axis(self, key: str | int, axis: int, dimensions: int) -> int | None:
+        """Where an axis of a value is among those of what counts; None if it has samples or positions."""
+        layout = self.layouts.get(key)
         return axis if layout is None else layout.axis_of_counted(axis, dimensions)
 
 
@@ -141,7 +150,7 @@ class Axes:
         """The positions of a batch that count; ``values`` are its flat inputs.
 
         Raises:
-            BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
+            BatchError: the mask is no tensor of zeros and ones that fits the batch, or zero everywhere.
         """
         keep = self._keep(batch)
         shapes = [tuple(value.shape[:2]) if isinstance(value, Tensor) else () for value in values]
@@ -178,7 +187,7 @@ class Axes:
                 "or 1 at the positions that count, False or 0 at the others."
             )
         if not bool(keep.any()):
-            raise BatchError("mask leaves no position of a batch. Leave such a batch out.")
+            raise BatchError("mask is zero at every position of a batch. Leave that batch out.")
         return keep
 
 
@@ -186,10 +195,9 @@ def without_axes(names: Sequence[str], count: int, what: str = "values") -> list
     """That some of so many values cannot be masked, if any."""
     if not names:
         return []
-    have = "has" if len(names) == 1 else "have"
     return [
-        f"mask: {len(names)} of {count} {what} {have} no certain axes of samples and positions, so all positions "
-        f"count: {few(names, 3)}"
+        f"mask: not applied to {len(names)} of {count} {what}, whose sample and position axes are unknown: "
+        f"{few(names, 3)}"
     ]
 
 
@@ -206,69 +214,32 @@ class Positions:
         self.layouts: dict[int, Layout] | None = None
 
     def of(self, batch: Batch, values: Sequence[Any]) -> Counted:
-        """The positions of a batch that count; ``values`` are its flat inputs.
-
-        Raises:
-            BatchError: the mask is no tensor of zeros and ones that fits the batch, or leaves no position.
-        """
+        """As :meth:`Axes.of`."""
         inside = self._axes.of(batch, values)
         if self.layouts is None:
-            self.layouts = self._by_slot(inside.layouts)
+            inputs = (node.name for node in self._axes.graph_module.graph.find_nodes(op="placeholder"))
+            steps = ((step.out, step.node) for step in self.program.steps)
+            nodes = [*zip(self.program.inputs, inputs, strict=True), *steps]
+            self.layouts = {slot: inside.layouts[name] for slot, name in nodes if name in inside.layouts}
         return Counted(inside.keep, self.layouts, self.program)
-
-    def _by_slot(self, known: Mapping[str, Layout]) -> dict[int, Layout]:
-        inputs = self._axes.graph_module.graph.find_nodes(op="placeholder")
-        found = {
-            slot: known[node.name] for slot, node in zip(self.program.inputs, inputs, strict=True) if node.name in known
-        }
-        for step in self.program.steps:
-            layout = known.get(step.node) if step.site is None else found.get(step.reads[0])
-            if layout is not None:
-                found[step.out] = layout
-        return found
 
     def note(self, slots: Iterable[int], what: str = "values") -> list[str]:
         """How many of some values cannot be masked, once a batch was seen."""
         every = list(dict.fromkeys(slots))
         missing = [slot for slot in every if slot not in (self.layouts or {})]
-        return without_axes([self._name(slot) for slot in missing], len(every), what)
-
-    def _name(self, slot: int) -> str:
-        producer = self.program.producers.get(slot)
-        if producer is None:
-            return dict(zip(self.program.inputs, self.program.input_names, strict=True)).get(slot, "a constant")
-        return self.program.steps[producer].name
+        return without_axes([self.program.name_of(slot) for slot in missing], len(every), what)
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The positions of one batch that count.
+class Counted(Inside):
+    """The same for the slots of a program."""
 
-    Attributes:
-        keep: bool, of shape (samples, positions).
-        layouts: by slot, where values have these axes.
-    """
-
-    keep: Tensor
-    layouts: Mapping[int, Layout]
     program: Program
 
-    def of(self, slot: int, value: Any) -> Any:
-        """The elements of a slot's value that count; the value itself if it has no such axes."""
-        layout = self.layouts.get(slot)
-        return value if layout is None or not isinstance(value, Tensor) else layout.counted(value, self.keep)
-
-    def filled(self, slot: int, value: Tensor) -> Tensor:
-        """A slot's value with copies of elements that count in place of the others; as it is without such axes."""
-        layout = self.layouts.get(slot)
-        return value if layout is None else layout.filled(value, self.keep)
-
     def inputs(self, values: Sequence[Any]) -> list[Any]:
-        """A batch's flat inputs, as far as they count."""
         return [self.of(slot, value) for slot, value in zip(self.program.inputs, values, strict=True)]
 
     def at(self, step: Step, value: Tensor) -> Tensor:
-        """The elements of a step's value that count."""
         return self.of(step.out, value)  # type: ignore[no-any-return]
 
     def visiting(self, visit: Visit) -> Visit:
@@ -279,27 +250,23 @@ class Counted:
                 visit(event)
                 return
 
-            def counted(value: Any) -> Any:
-                return self.of(event.step.out, value)
-
-            isolated = {group: counted(value) for group, value in event.isolated.items()}
-            rounded = counted(event.rounded)
-            quantized = event.quantized
+            counted = functools.partial(self.of, event.step.out)
             reference = counted(event.reference)
-            quantized = reference if quantized is event.reference else counted(quantized)
             visit(
-                replace(event, reference=reference, quantized=quantized, isolated=isolated, rounded=rounded, ranges=())
+                replace(
+                    event,
+                    reference=reference,
+                    quantized=reference if event.quantized is event.reference else counted(event.quantized),
+                    isolated={group: counted(value) for group, value in event.isolated.items()},
+                    rounded=counted(event.rounded),
+                    ranges=(),
+                )
             )
 
         return narrowed
 
     def outputs(self, outputs: Any) -> list[Any]:
-        """The leaves of what the graph returned, as far as they count."""
-        leaves, layouts = pytree.tree_leaves(plain(outputs)), self.layouts_of_outputs()
-        return [
-            leaf if layout is None or not isinstance(leaf, Tensor) else layout.counted(leaf, self.keep)
-            for leaf, layout in zip(leaves, layouts, strict=True)
-        ]
+        return self._each(Layout.counted, pytree.tree_leaves(plain(outputs)), processed=False)  # type: ignore[no-any-return]
 
     def tensors(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """The flat outputs that are tensors, as far as they count."""
@@ -310,18 +277,21 @@ class Counted:
         """The outputs as the user sees them, as far as they count; ``processed`` by a function of the user's."""
         return self._each(Layout.counted, result, processed)
 
-    def silenced(self, result: Any, *, processed: bool) -> Any:
+    def zeroed_result(self, result: Any, *, processed: bool) -> Any:
         """The same in its own shape, with zeros for what does not count."""
-        return self._each(Layout.silenced, result, processed)
+        return self._each(Layout.zeroed, result, processed)
 
     def _each(self, change: Callable[[Layout, Tensor, Tensor], Tensor], result: Any, processed: bool) -> Any:
         leaves, spec = pytree.tree_flatten(result)
         layouts = self.leading(result) if processed else self.layouts_of_outputs()
-        pairs = zip(leaves, layouts, strict=True)
-        return pytree.tree_unflatten([leaf if at is None else change(at, leaf, self.keep) for leaf, at in pairs], spec)
+        changed = [
+            leaf if layout is None or not isinstance(leaf, Tensor) else change(layout, leaf, self.keep)
+            for leaf, layout in zip(leaves, layouts, strict=True)
+        ]
+        return pytree.tree_unflatten(changed, spec)
 
     def layouts_of_outputs(self) -> list[Layout | None]:
-        """Of each leaf of what the graph returns; None where it has no certain axes."""
+        """Of each leaf of what the graph returns; None where its axes are unknown."""
         leaves = pytree.tree_leaves(plain(self.program.outputs))
         return [self.layouts.get(leaf.number) if isinstance(leaf, Slot) else None for leaf in leaves]
 
@@ -337,7 +307,7 @@ class _Layouts:
     """Finds where the values of a graph have the axes of a mask, from the shapes that the graph records.
 
     Attributes:
-        found: by the name of a node; without those of values that have no certain axes.
+        found: by the name of a node; without those of values whose axes are unknown.
     """
 
     def __init__(self, graph_module: GraphModule, masked: int) -> None:

@@ -98,7 +98,6 @@ def constant_role(op: str, argument: int, is_parameter: bool) -> Literal["activa
 
 
 def state_of(op: str, reads: Iterable[Read]) -> State:
-    """What is rounded of what a product multiplies."""
     inputs, weights = _factors(op, reads)
     every = _every(op)
     if not inputs or not weights:

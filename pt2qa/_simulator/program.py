@@ -244,6 +244,12 @@ class Program:
         graphs = (each.site for each in self.constants if isinstance(each.reference, GraphModule))
         return frozenset(site for site in graphs if site is not None)
 
+    def name_of(self, slot: int) -> str:
+        """The name of the op or the input whose value a slot has, rounded or not."""
+        if (producer := self.producers.get(slot)) is not None:
+            return self.steps[producer].name
+        return dict(zip(self.inputs, self.input_names, strict=True)).get(slot, "a constant")
+
     def unrounded(self, slot: int) -> int:
         """The slot of a value before any site rounded it."""
         return unrounded(self.steps, self.producers, slot)

@@ -29,17 +29,14 @@ def _op_name(node: Node) -> str:
 
 
 def is_quantize(node: Node) -> bool:
-    """Whether the node turns float values into integers."""
     return _op_name(node).startswith("quantize_")
 
 
 def is_dequantize(node: Node) -> bool:
-    """Whether the node turns integers back into float values."""
     return _op_name(node).startswith("dequantize_")
 
 
 def is_choose_qparams(node: Node) -> bool:
-    """Whether the node chooses a scale and a zero point from its input."""
     return _op_name(node).startswith("choose_qparams")
 
 

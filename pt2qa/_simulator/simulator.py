@@ -161,12 +161,10 @@ class Body:
         return replace(self, on=frozenset(own for own, site in enumerate(self.sites) if site in on))
 
     def own(self, site: Site) -> Site:
-        """A site of the program around it as one of its own."""
         return self.simulator.program.sites[self.sites.index(site.index)]
 
 
 def bind(template: Any, env: Values) -> Any:
-    """``template`` with the values of ``env`` in place of slots."""
     kind = type(template)
     if kind is Slot:
         return read(env[template.number])
@@ -205,12 +203,5 @@ def graph_values(graph_module: GraphModule, values: Sequence[Any], visit: Callab
 
     ``visit`` receives every value as it is computed; what it returns, if not None, takes the value's place.
     """
-
-    class _Recorder(GraphRun):
-        def run_node(self, node: torch.fx.Node) -> Any:
-            result = super().run_node(node)
-            instead = visit(node, result)
-            return result if instead is None else instead
-
     with torch.no_grad():
-        return _Recorder(graph_module).run(*values)
+        return GraphRun(graph_module, visit).run(*values)

@@ -155,7 +155,6 @@ class Stored:
 
 
 def read(constant: Any) -> Any:
-    """The value of a constant that may be a :class:`Stored` one."""
     return constant.value() if type(constant) is Stored else constant
 
 

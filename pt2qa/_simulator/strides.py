@@ -36,12 +36,10 @@ def flat(x: Tensor) -> Tensor:
 
 
 def after_rounding(x: Tensor) -> Strides:
-    """The strides of ``x`` after it is quantized and dequantized per tensor."""
     return x.stride() if is_plain(x) else _after_rounding(x.shape, x.stride(), x.device)
 
 
 def with_strides(x: Tensor, strides: Strides) -> Tensor:
-    """``x`` if it has these strides, else a copy that has them."""
     return x if x.stride() == strides else x.new_empty_strided(x.shape, strides).copy_(x)
 
 

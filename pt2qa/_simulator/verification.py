@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,32 +40,22 @@ KEPT_BYTES = 1 << 24
 Values = Sequence[Any]
 
 
-class Run(Protocol):
-    """What an engine computed for a batch."""
-
-    @property
-    def reference(self) -> Any:
-        """The outputs of the reference; None if the engine does not run it."""
-
-    @property
-    def quantized(self) -> Any:
-        """The outputs of the quantized model."""
-
-    @property
-    def isolated(self) -> Sequence[Isolated]:
-        """The errors of regions on the reference's values, summed over this batch."""
-
-
-AnyRun = TypeVar("AnyRun", bound=Run)
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Just the outputs of an engine; see :class:`Run`."""
+    """What an engine computed for a batch.
+
+    Attributes:
+        reference: the outputs of the reference; None if the engine does not run it.
+        quantized: those of the quantized model, likewise.
+        isolated: the errors of regions on the reference's values, summed over this batch.
+    """
 
     reference: Any = None
     quantized: Any = None
     isolated: Sequence[Isolated] = ()
+
+
+AnyRun = TypeVar("AnyRun", bound=Outputs)
 
 
 @dataclass(slots=True)
@@ -109,7 +99,7 @@ class Verification:
             result = engine()
         return result
 
-    def accepts(self, run: Run, values: Values, quantized_values: Values | None = None) -> bool:
+    def accepts(self, run: Outputs, values: Values, quantized_values: Values | None = None) -> bool:
         """Whether a run is correct; if not, the fused ops are now off: run again and check again."""
         alike = quantized_values is None or quantized_values is values
         quantized_values = values if quantized_values is None else quantized_values
@@ -138,7 +128,7 @@ class Verification:
             accepted.add(digest)
         return digest in accepted
 
-    def _check_reference(self, run: Run, values: Values, inputs: str) -> None:
+    def _check_reference(self, run: Outputs, values: Values, inputs: str) -> None:
         """The converted graph without its quantization must equal the reference; else convert changed the model."""
         accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
         leaves = _leaves(run.reference)
@@ -162,15 +152,14 @@ class Verification:
             hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
             raise SimulationError(
                 f"the quantized graph without its quantization is not the reference graph: {found}, "
-                "so what differs is not int8. Either the two graphs were not made from one float graph (same weights, "
-                f"eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
+                "and quantization does not explain that. Either the two graphs were not made from one float graph "
+                f"(same weights, eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
             )
         check.check(exact=tensors_equal(leaves, expected))
         accepted.update((digest, wanted))
 
 
 def simulated(simulator: Simulator, values: Values, quantized_values: Values | None = None) -> Outputs:
-    """Both models run by the simulator, one after the other."""
     quantized_values = values if quantized_values is None else quantized_values
     return Outputs(simulator.run(values, on=False), simulator.run(quantized_values, on=True))
 
@@ -193,7 +182,6 @@ def add_state(update: Callable[[bytes], object], graph_module: GraphModule) -> N
 
 
 def digest_of(values: Sequence[Any]) -> str:
-    """Identifies flat values by their elements, dtypes and shapes."""
     digest = hashlib.blake2b()
     for value in values:
         if isinstance(value, Tensor):
@@ -205,7 +193,6 @@ def digest_of(values: Sequence[Any]) -> str:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a tensor, element by element."""
     # The stride of a dimension of size 1 is whatever it was of the tensor that this is a part of.
     flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes()

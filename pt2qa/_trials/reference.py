@@ -139,7 +139,7 @@ class Reference:
         """The compared outputs among those that a graph returned for a batch, zero at positions that do not count."""
         outputs = plain(outputs)
         if self._positions is not None:
-            outputs = self._positions.of(batch, values).silenced(outputs, processed=False)
+            outputs = self._positions.of(batch, values).zeroed_result(outputs, processed=False)
         leaves = pytree.tree_leaves(outputs)
         return tuple(as_real(leaves[position]) for position in self.positions)
 

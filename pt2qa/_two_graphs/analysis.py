@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -16,9 +17,9 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
-from pt2qa._layers.comparison import Row
+from pt2qa._layers.comparison import Row, compared
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.calibration import without
@@ -28,18 +29,19 @@ from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator import op_rules
 from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, flatten_batch, has_no_element
+from pt2qa._simulator.batches import Batch, buffers_kept, count_samples, flatten_batch, has_no_element, written_buffers
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
 from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
-from pt2qa._simulator.program import QuantParams
-from pt2qa._two_graphs.report import GraphReport
+from pt2qa._simulator.strides import copied
+from pt2qa._two_graphs.report import LOST, GraphReport
 from pt2qa._two_graphs.values import plan_values
-from pt2qa._two_graphs.walk import Walk
-from pt2qa.errors import PairingError
+from pt2qa.errors import PairingError, SimulationError
 
 Graph = GraphModule | ExportedProgram
 
@@ -118,19 +120,20 @@ def _runnable(which: str, given: Graph) -> GraphModule:
 
 
 class _Comparison:
-    """The rows of two graphs, summed over batches."""
-
     def __init__(
         self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind], mask: Mask | None
     ) -> None:
         self.a, self.b = a, b
         self.axes = None if mask is None else Axes(a, mask)
-        self.outputs = [_row(OpName(name, "", "", "output"), -1, None) for name in _output_names(a, b)]
+        self.outputs = [
+            Row(compared(OpName(name, "", "", "output"), -1, None), Totals(), Totals()) for name in _output_names(a, b)
+        ]
         self.plan = plan_values(a, b)
+        self.written = written_buffers(a), written_buffers(b)
         self.unwritten = unwritten_values(a.graph) | unwritten_values(b.graph)
         chosen = select([value.name for value in self.plan.values], prefixes, ops)
         self.rows = [
-            (value, _row(value.name, value.handle, value.params))
+            (value, Row(compared(value.name, value.handle, value.params), Totals(), Totals()))
             for number, value in enumerate(self.plan.values)
             if number in chosen
         ]
@@ -138,7 +141,6 @@ class _Comparison:
         self.set_apart: list[SetApart] = []
 
     def add(self, batch: Batch) -> None:
-        """Runs both graphs on a batch; an interrupted batch leaves no trace."""
         values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
         if has_no_element(values):
             self.set_apart.append(empty_batch(self.batches))
@@ -146,7 +148,8 @@ class _Comparison:
             return
         samples = count_samples(values)
         inside = None if self.axes is None or not samples else self.axes.of(batch, values)
-        found, apart = self._run(values, others, samples, inside)
+        with buffers_kept(self.a, self.written[0]), buffers_kept(self.b, self.written[1]):
+            found, apart = self._run(values, others, samples, inside)
         for row, totals in found:
             if apart is None:
                 row.totals = row.totals.merge(totals)
@@ -169,15 +172,15 @@ class _Comparison:
         for node, value in zip(self.a.graph.find_nodes(op="placeholder"), values, strict=True):
             look.at(str(node.target), value, value, is_input=True)
         found = []
-        for compared, row in self.rows:
-            one, other = a.value(compared.a), b.value(compared.b)
-            if not self.unwritten.isdisjoint((compared.a, compared.b)):
+        for value, row in self.rows:
+            one, other = a.value(value.a), b.value(value.b)
+            if not self.unwritten.isdisjoint((value.a, value.b)):
                 row.problem = UNWRITTEN
-            elif (totals := _measure(row, one, other, compared.a, inside)) is not None:
+            elif (totals := _measure(row, one, other, value.a, inside)) is not None:
                 found.append((row, totals))
                 look.at(row.name, one, other)
-            a.compared(compared.a)
-            b.compared(compared.b)
+            a.compared(value.a)
+            b.compared(value.b)
         ends = [pytree.tree_leaves(plain(walk.outputs())) for walk in (a, b)]
         nodes = pytree.tree_leaves(plain(self.a.graph.output_node().args[0]))
         for row, node, one, other in zip(self.outputs, nodes, *ends, strict=True):
@@ -191,21 +194,20 @@ class _Comparison:
         broken = any(totals.nonfinite for _, totals in found)
         for node, end in zip(nodes, ends[0], strict=True):
             if isinstance(end, Tensor):
-                kept = end if inside is None else inside.counted(node, end)
+                kept = end if inside is None else inside.of(node.name, end)
                 broken = broken or bool(kept.isnan().any())
         if is_empty(samples, ends[1]):
             return found, empty_batch(self.batches)
         return found, look.found if broken else None
 
     def report(self, notes: Sequence[str], model: str) -> GraphReport:
-        """The results so far; ``notes`` come before its own."""
         sums = [
             *(row.summed("rows", read=value.read, note=value.note) for value, row in self.rows),
             *(row.summed("outputs") for row in self.outputs),
         ]
         silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
-        said = [f"not compared, no tensor as value: {few(silent)}"] if silent else []
-        settings = {"graph b": fingerprint(self.b)}
+        said = [f"not compared, the value is not a tensor: {few(silent)}"] if silent else []
+        settings = {"graph b": fingerprint(self.b), LOST: " ".join(map(str, self.plan.lost))}
         if self.axes is not None:
             settings["mask"] = self.axes.name
             layouts = self.axes.layouts or {}
@@ -225,6 +227,59 @@ class _Comparison:
         )
 
 
+class Walk(GraphRun):
+    """One run of a graph, which writes to copies of its inputs; the caller keeps its buffers.
+
+    ``letter`` is what the graph is called in errors, ``observed`` are the nodes whose values are compared, each as
+    often as it is.
+    """
+
+    def __init__(self, letter: str, graph: GraphModule, values: Sequence[Any], observed: Sequence[Node]) -> None:
+        super().__init__(graph)
+        self._letter = letter
+        self._writes = any(op_rules.mutates_first_argument(node.target) for node in graph.graph.nodes)
+        self._steps = self.steps(*(copied(x) if self._writes and isinstance(x, Tensor) else x for x in values))
+        self._comparisons = Counter(observed)
+        self._kept: dict[Node, Any] = {}
+
+    def value(self, node: Node) -> Any:
+        """The value of an observed node, as it was computed; runs the graph that far."""
+        while node not in self._kept:
+            next(self._steps)
+        return self._kept[node]
+
+    def compared(self, node: Node) -> None:
+        """Notes one comparison of a value, which is released after its last."""
+        self._comparisons[node] -= 1
+        if not self._comparisons[node]:
+            del self._kept[node]
+
+    def outputs(self) -> Any:
+        """Runs the rest of the graph; what it returns, flat."""
+        return deque(self._steps, maxlen=1).pop()
+
+    def run_node(self, n: Node) -> Any:
+        if self._writes and op_rules.mutates_first_argument(n.target):
+            self._save(self.env[n.all_input_nodes[0]])
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            raise SimulationError(
+                f"graph {self._letter} cannot run: {n.target} fails with {type(error).__name__}: {error}. Run the "
+                "graph by itself on the batch to see more."
+            ) from error
+        if self._comparisons[n]:
+            self._kept[n] = value
+        return value
+
+    def _save(self, written: Tensor) -> None:
+        """Copies the values that wait for their comparison in memory that is about to be written to."""
+        for node, value in self._kept.items():
+            tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+            if any(storage_number(tensor) == storage_number(written) for tensor in tensors):
+                self._kept[node] = pytree.tree_map_only(Tensor, copied, value)
+
+
 class _Search:
     """Looks for the first value of a batch that is NaN, or infinite in one graph alone."""
 
@@ -233,7 +288,6 @@ class _Search:
         self.found: SetApart | None = None
 
     def at(self, name: str, a: Any, b: Any, *, is_input: bool = False) -> None:
-        """Looks at a value, unless one was found before."""
         culprit = unlike(a, b) if self.found is None else None
         if culprit is not None:
             what, side, wrong = culprit
@@ -249,18 +303,11 @@ def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside | None) -> Tot
     if len(tensors) < 2 or a.shape != b.shape or (a.dtype != b.dtype and not floats):
         row.problem = f"{kind_of(a)} in a, {kind_of(b)} in b" if tensors else ""
         return None
-    one, other = (a, b) if inside is None else (inside.counted(node, each) for each in (a, b))
+    one, other = (a, b) if inside is None else (inside.of(node.name, each) for each in (a, b))
     return Totals(error_sums(one, other), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
 
 
-def _row(name: OpName, handle: int, params: QuantParams | None) -> Row:
-    row = Row(name.name, name.module, name.op, handle, params, None, Totals(), Totals())
-    row.part_of, row.step = name.part_of, name.step
-    return row
-
-
 def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
-    """The names of the outputs, which both graphs must have."""
     counts = [len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))) for graph in (a, b)]
     names = [output_names(graph, count) for graph, count in zip((a, b), counts, strict=True)]
     if counts[0] != counts[1]:
@@ -272,7 +319,6 @@ def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
 
 
 def _delegated(letter: str, graph: GraphModule) -> list[str]:
-    """What a graph gave away to a backend."""
     count = sum(is_delegate(node.target) for node in graph.graph.nodes)
     which = counted(count, "part")
     return [f"{which} of graph {letter} delegated to a backend: their ops ran in Python, not on it"] if count else []

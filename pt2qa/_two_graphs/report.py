@@ -17,9 +17,10 @@ from pt2qa._report.prose import counted
 from pt2qa._report.ranking import ranked
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
+from pt2qa._report.sums import settings_of
 
-LOST = "no op of the other graph carries its handle: it was removed, or rewritten without it"
-"""Why an op has no counterpart, if nothing better is known."""
+LOST = "lost"
+"""The setting with the handles of ops that have no counterpart for a reason that is not known."""
 
 
 @register("graphs", schema=4, oldest=3)
@@ -53,45 +54,49 @@ class GraphReport(LayerReport):
         return f"{self.model}, graph b against graph a: {rows}, {read}, {self._how(sort, 'smallest SQNR first')}"
 
     def _summary(self) -> Sequence[str]:
-        return list(_verdict(self.rows, self.outputs, self.unpaired))
+        lost = settings_of(self.sums).get(LOST, "").split() if self.sums else []
+        unpaired = [each for each in self.unpaired if str(each.handle) in lost]
+        return list(_verdict(self.rows, self.outputs, unpaired, len(self.unpaired)))
 
 
-def _verdict(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], unpaired: Sequence[Unpaired]) -> Iterator[str]:
+def _verdict(
+    rows: Sequence[LayerRow], outputs: Sequence[LayerRow], lost: Sequence[Unpaired], unpaired: int
+) -> Iterator[str]:
     """Whether the graphs agree, else where the first difference is, in the order of graph a."""
     compared = [row for row in rows if not isnan(row.atol)]
     unlike, far = _unlike(compared), _unlike(outputs)
     known = bool(outputs) and not any(isnan(row.atol) for row in outputs)
     values, output = counted(len(compared), "value"), "the output" if len(outputs) == 1 else "the outputs"
     if unlike:
-        yield from _about_first(unlike[0], compared.index(unlike[0]), unpaired)
+        yield from _about_first(unlike[0], compared.index(unlike[0]), lost)
         worst = ranked(LayerRow, unlike, "sqnr")[0]
         yield f"{len(unlike)} of {values} differ; the lowest SQNR is {decibel(worst.sqnr)} dB, at {worst.name}."
     elif known and not far:
         yield f"The graphs agree bit for bit: {values} and {output} are equal."
     elif not compared:
-        yield "No verdict: no value that both graphs have gives a number."
+        yield "No verdict: no value in both graphs has a number."
     else:
         yield f"The {values} that both graphs have agree bit for bit."
     if far:
         worst = ranked(LayerRow, far, "sqnr")[0]
         yield f"{worst.name} differs: SQNR {decibel(worst.sqnr)} dB, by at most {number(worst.atol)}."
-        yield from _about_lost(unpaired) if not unlike else ()
+        yield from _about_lost(lost) if not unlike else ()
     elif unlike and known:
         yield f"Still, {output} {'is' if len(outputs) == 1 else 'are'} equal bit for bit."
-    yield f"Counts: {counted(len(rows) - len(compared), 'row')} without a number, {len(unpaired)} unpaired."
+    yield f"Counts: {counted(len(rows) - len(compared), 'row')} without a number, {unpaired} unpaired."
 
 
-def _about_first(row: LayerRow, before: int, unpaired: Sequence[Unpaired]) -> Iterator[str]:
+def _about_first(row: LayerRow, before: int, lost: Sequence[Unpaired]) -> Iterator[str]:
     steps = "" if isnan(row.max_lsb) else f" ({number(row.max_lsb)} LSB)"
     equal = f"; {counted(before, 'value')} before it agree bit for bit" if before else ""
     yield f"First difference at {row.name}: SQNR {decibel(row.sqnr)} dB, by at most {number(row.atol)}{steps}{equal}."
-    yield from _about_lost([each for each in unpaired if each.handle < row.handle])
+    yield from _about_lost([each for each in lost if each.handle < row.handle])
 
 
-def _about_lost(unpaired: Sequence[Unpaired]) -> Iterator[str]:
-    lost = [each.name for each in unpaired if each.reason == LOST]
+def _about_lost(lost: Sequence[Unpaired]) -> Iterator[str]:
     if lost:
-        yield f"It may begin earlier: {counted(len(lost), 'op')} before it cannot be compared, {lost[-1]} last."
+        count = counted(len(lost), "op")
+        yield f"The first difference may be earlier: {count} before it cannot be compared, {lost[-1].name} last."
 
 
 def _unlike(rows: Sequence[LayerRow]) -> list[LayerRow]:

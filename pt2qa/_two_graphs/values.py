@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from pt2qa._report.prose import counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams
-from pt2qa._two_graphs.report import LOST
 from pt2qa.overrides.edits import BATCH_NORMS
 
 Letter = Literal["a", "b"]
+
+REMOVED: Final = "no op of the other graph has its handle: it was removed or replaced"
+"""Why an op has no counterpart, if nothing better is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The values that are compared, in the order of graph a, all ops that have no counterpart, and what to know."""
+    """The values that are compared, in the order of graph a, and all ops that have no counterpart.
+
+    ``lost`` are the handles of those of which no reason is known.
+    """
 
     values: tuple[Compared, ...]
     unpaired: tuple[Unpaired, ...]
+    lost: tuple[int, ...]
     notes: tuple[str, ...]
 
 
@@ -121,20 +127,19 @@ class _Ops:
         )
 
     def note(self, handle: int, part: Node, read: Node) -> Iterator[str]:
-        """What is special about where a value is compared."""
         if len(self.parts[handle]) > 1:
             yield f"{len(self.parts[handle])} ops in {self.letter}, compared after {op_of(part.target)}"
         if read is not part and not quant_ops.is_quantization(read):
-            yield f"read in {self.letter} after {op_of(read.target)}, which carries no handle"
+            yield f"read in {self.letter} after {op_of(read.target)}, which has no handle"
 
 
 def plan_values(a: GraphModule, b: GraphModule) -> Plan:
-    """What of two graphs is compared."""
     left, right = _Ops("a", a), _Ops("b", b)
     # Names count the ops of a kind, and parts of decomposed ops would count as well.
     whole, other = sorted((left, right), key=lambda ops: len(ops.handles) - len(ops.parts))
     names = {**other.names, **whole.names}
-    unpaired = [*_absent(left, right, names), *_absent(right, left, names)]
+    lost: list[int] = []
+    unpaired = [*_absent(left, right, names, lost), *_absent(right, left, names, lost)]
     left.take_in_folded(right)
     right.take_in_folded(left)
     values: list[Compared] = []
@@ -146,7 +151,7 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
             unpaired += [_other_op(left, right, handle), _other_op(right, left, handle)]
             others.append(left.names[handle].name)
     values.sort(key=lambda value: (left.order[value.a], right.order[value.b]))
-    return Plan(tuple(values), tuple(unpaired), tuple(_about_others(others)))
+    return Plan(tuple(values), tuple(unpaired), tuple(lost), tuple(_about_others(others)))
 
 
 def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
@@ -166,8 +171,8 @@ def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
 def _about_others(names: Sequence[str]) -> Iterator[str]:
     if names:
         yield (
-            f"{counted(len(names), 'handle')} of other ops in the other graph, {names[0]} first: the graphs do not "
-            "come from one capture, nor from two with the same ops, so any row may compare two ops"
+            f"{counted(len(names), 'handle')} of different ops in the two graphs, {names[0]} first: they were not made "
+            "from the same capture, so rows may compare unrelated ops"
         )
 
 
@@ -213,18 +218,19 @@ def _said(params: QuantParams) -> str:
     return f"{params.dtype} {params.quant_min}..{params.quant_max}, {scale}, zero point {params.single_zero_point:g}"
 
 
-def _absent(ops: _Ops, other: _Ops, names: Mapping[int, OpName]) -> Iterator[Unpaired]:
-    """The ops of a graph without a counterpart in the other one, each with the reason."""
+def _absent(ops: _Ops, other: _Ops, names: Mapping[int, OpName], lost: list[int]) -> Iterator[Unpaired]:
+    """The ops of a graph without a counterpart in the other one, each with the reason; ``lost`` gets those without."""
     for handle in sorted(ops.names):
         if handle not in ops.parts or handle not in other.parts:
-            reason = reason_of_absence(ops.parts.get(handle, ()), names, other.parts, "the other graph", LOST)
-            yield Unpaired(handle, names[handle].name, ops.letter, reason)
+            reason = reason_of_absence(ops.parts.get(handle, ()), names, other.parts, "the other graph")
+            lost += [] if reason else [handle]
+            yield Unpaired(handle, names[handle].name, ops.letter, reason or REMOVED)
     for node in ops.graph.graph.nodes:
         if node.op == "call_function" and node not in ops.handles and not serves_quantization(node):
-            reason = "carries no handle: nothing says which op of the other graph it is"
+            reason = "has no handle, so it cannot be matched to an op of the other graph"
             yield Unpaired(-1, f"{op_of(node.target)} ({node.name})", ops.letter, reason)
 
 
 def _other_op(ops: _Ops, other: _Ops, handle: int) -> Unpaired:
-    reason = f"its handle is that of {other.names[handle].name} in the other graph: they are not one op"
+    reason = f"its handle is that of {other.names[handle].name} in the other graph, a different op"
     return Unpaired(handle, ops.names[handle].name, ops.letter, reason)

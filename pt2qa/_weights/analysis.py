@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,9 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._simulator.simulator import Body
-from pt2qa._weights.histograms import histograms
 from pt2qa._weights.report import BINS, SIDES, WeightReport, span
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
-from pt2qa._weights.sums import SumsOfWeights, WeightSums
+from pt2qa._weights.sums import SumsOfWeights, WeightSums, histograms
 
 
 @torch_defaults
@@ -49,38 +48,34 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
     [('weight', 'int8'), ('bias', 'float32')]
     """
     check_pair(pair)
-    known = SumsOfWeights()
-    compared = [_compared(pair, constant, readers, known, draws=True) for constant, readers in _each_once(pair)]
+    known, rows, counts = SumsOfWeights(), list[WeightRow](), list[npt.NDArray[Any]]()
+    for constant, readers in _each_once(pair):
+        row = _row(pair, constant, readers, known)
+        rows.append(row)
+        if row.quantized:
+            counts.append(_counts(row, constant, known.of(constant, channel_axis(pair, constant))))
     return WeightReport(
-        rows=tuple(each.row for each in compared),
+        rows=tuple(rows),
         unpaired=pair.pairing.unpaired,
         notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
-        histograms=_by_side([each.counts for each in compared if each.row.quantized]),
+        histograms=_by_side(counts),
     )
 
 
 def weight_rows(pair: QuantizedPair, known: SumsOfWeights) -> tuple[WeightRow, ...]:
     """The rows of :func:`compare_weights`, from sums that others read too."""
-    return tuple(_compared(pair, constant, readers, known, draws=False).row for constant, readers in _each_once(pair))
+    return tuple(_row(pair, constant, readers, known) for constant, readers in _each_once(pair))
 
 
-class _Compared(NamedTuple):
-    """A row, and the counts of its histograms by side, zeros where none is drawn."""
-
-    row: WeightRow
-    counts: npt.NDArray[np.int32]
-
-
-def _compared(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights, *, draws: bool) -> _Compared:
-    raise_if_interrupted()
-    sums = known.of(constant, channel_axis(pair, constant))
-    row, counts = _row(pair, constant, readers, sums), np.zeros((len(SIDES), BINS), dtype=np.int32)
-    if draws and row.quantized and (covered := span(row)) is not None:
-        counts[:] = histograms(constant.reference, constant.by_rows, covered, BINS, finite=sums.finite)
-    return _Compared(row, counts)
+def _counts(row: WeightRow, constant: Constant, sums: WeightSums) -> npt.NDArray[Any]:
+    """The histograms of both sides; zeros where none is drawn."""
+    covered = span(row)
+    if covered is None:
+        return np.zeros((len(SIDES), BINS))
+    return histograms(constant.reference, constant.by_rows, covered, BINS, finite=sums.finite)
 
 
 def _is_weight(constant: Constant) -> bool:
@@ -133,10 +128,12 @@ def _module(pair: QuantizedPair, constant: Constant) -> str:
     return known.module if known is not None else ""
 
 
-def _row(pair: QuantizedPair, constant: Constant, readers: int, by_channel: WeightSums) -> WeightRow:
-    params = _params(pair, constant)
+def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights) -> WeightRow:
+    raise_if_interrupted()
+    params, channels = _params(pair, constant), channel_axis(pair, constant)
+    by_channel = known.of(constant, channels)
     sums, axis = by_channel.total, params.axis if params is not None else None
-    worst, worst_sqnr, dead = _worst(by_channel, channel_axis(pair, constant))
+    worst, worst_sqnr, dead = _worst(by_channel, channels)
     scales = params.largest_scale if params is not None else math.nan
     notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
@@ -170,7 +167,7 @@ def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
     return pair.sites[constant.site].params if constant.site is not None else None
 
 
-def _by_side(counts: Sequence[npt.NDArray[np.int32]]) -> dict[str, npt.NDArray[Any]]:
+def _by_side(counts: Sequence[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
     return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
 

@@ -129,7 +129,6 @@ class WeightReport(ModelReport):
         yield Listing(f"Not quantized ({len(unquantized)})", unquantized)
 
     def _summary(self) -> Sequence[str]:
-        """What the rows prove; names weights only if they are low."""
         quantized = self._tabled()
         counts = (
             f"Counts: {len(self.rows) - len(quantized)} not quantized, "
@@ -186,13 +185,13 @@ def _about_worst(ranked: Sequence[WeightRow]) -> str:
 def _about_dead(dead: Sequence[WeightRow]) -> list[str]:
     """Dead channels, by cause: one scale for all, or a per-channel scale at its lower limit."""
     causes = (
-        ([row for row in dead if row.axis < 0], "one scale serves all channels of these weights"),
-        ([row for row in dead if row.axis >= 0], "each has a scale of its own, which is too large for it"),
+        ([row for row in dead if row.axis < 0], "these weights have one scale for all channels"),
+        ([row for row in dead if row.axis >= 0], "their per-channel scales are too large"),
     )
     return [
         f"{counted(sum(row.dead_channels for row in rows), 'dead channel')}, all zeros once quantized, in "
-        f"{counted(len(rows), 'weight')} (most: {rows[0].name}, {rows[0].dead_channels}): {why}. pt2qa.check tells "
-        "which of them were worth a step of the output."
+        f"{counted(len(rows), 'weight')} (most: {rows[0].name}, {rows[0].dead_channels}): {why}. pt2qa.check lists "
+        "those that contributed at least one LSB to the output."
         for rows, why in causes
         if rows
     ]

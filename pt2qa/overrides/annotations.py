@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,10 +98,21 @@ class Annotations:
             PluginError: the backend does not support an edit.
             QuantizeError: an edit changes nothing, or cannot be made in this graph.
         """
-        specs = dict(self.specs)
+        specs = self._specs_after(edits)
+        return replace(self, specs=specs, graph=replace(self.graph, nodes=_as_lowered(self.graph.nodes, specs)))
+
+    def _specs_after(self, edits: Iterable[Edit]) -> Mapping[Point, Any]:
+        specs = self.specs
         for edit in edits:
             specs = kinds.apply_edit(edit, [self._keys(op, edit) for op in edit.ops], specs, self.graph)
-        return replace(self, specs=specs, graph=replace(self.graph, nodes=_as_lowered(self.graph.nodes, specs)))
+        return specs
+
+    def can_take(self, edit: Edit) -> bool:
+        """Whether an edit changes something and can be made in this graph; nothing is lowered to find out."""
+        with contextlib.suppress(QuantizeError):
+            self._specs_after([edit])
+            return True
+        return False
 
     def after(self, *edits: Edit) -> Annotations | None:
         """The same as :meth:`with_edits`; None if an edit changes nothing or cannot be made."""
@@ -317,7 +329,7 @@ def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
         if (nodes[reader].op, node.op) in pairs and not node.constant
     ]
     # Others have more readers, or nothing is rounded in between.
-    return tuple(edit for edit in edits if annotations.after(edit) is not None)
+    return tuple(edit for edit in edits if annotations.can_take(edit))
 
 
 def _as_lowered(nodes: Mapping[str, GraphNode], specs: Specs) -> dict[str, GraphNode]:

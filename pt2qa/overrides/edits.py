@@ -140,8 +140,8 @@ def _fuse(edit: Edit, first: str, second: str, specs: Specs, graph: AnnotatedGra
     if (second, "") in after:
         return after
     given = {**after, (second, ""): specs[roots[0]]}
-    order = list(graph.nodes)
-    return dict(sorted(given.items(), key=lambda item: (order.index(item[0][1] or item[0][0]), not item[0][1])))
+    order = {key: place for place, key in enumerate(graph.nodes)}
+    return dict(sorted(given.items(), key=lambda item: (order[item[0][1] or item[0][0]], not item[0][1])))
 
 
 def _behind_batch_norm(node: GraphNode, graph: AnnotatedGraph) -> GraphNode:

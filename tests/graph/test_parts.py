@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 import pt2qa
 from pt2qa._graph.handles import names_of, op_of, part_name, parts_of
-from pt2qa._overlays.marks import marks_of
+from pt2qa._overlays.overlays import marks_of
 from tests.check.plain_quantizer import SIGNED, PlainQuantizer
 from tests.flows import direct_sqnr
 

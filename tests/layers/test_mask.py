@@ -76,7 +76,7 @@ def test_samples_and_positions_in_one_axis_are_found(attending: pt2qa.QuantizedP
 
 def test_values_without_positions_are_counted(attending: pt2qa.QuantizedPair) -> None:
     notes = pt2qa.compare_layers(attending, [padded(prompts())], mask="attention_mask").notes
-    assert [note for note in notes if "no certain axes of samples and positions" in note and "ones" in note]
+    assert [note for note in notes if "whose sample and position axes are unknown" in note and "ones" in note]
 
 
 def test_a_fixed_length_is_known_by_its_size() -> None:
@@ -112,7 +112,7 @@ def test_masked_reports_merge_with_their_like_alone(running: pt2qa.QuantizedPair
         (lambda batch: batch["input_ids"], pt2qa.BatchError, "other than integers 0 and 1"),
         (lambda batch: batch["attention_mask"][0], pt2qa.BatchError, r"shape \(13,\); expected a bool"),
         (lambda batch: batch["attention_mask"][:, :4], pt2qa.BatchError, r"shape \(4, 4\); expected \(samples"),
-        (lambda batch: batch["attention_mask"] * 0, pt2qa.BatchError, "leaves no position"),
+        (lambda batch: batch["attention_mask"] * 0, pt2qa.BatchError, "zero at every position"),
     ],
 )
 def test_what_is_no_mask_is_refused(

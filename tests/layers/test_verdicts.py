@@ -104,7 +104,7 @@ def test_the_lowest_value_that_nobody_reads_is_not_in_the_verdict() -> None:
     report, rows = rows_of(quantized_pair(Cut(), x, PlainQuantizer(inputs=fixed(0.5))), [x])
     assert report.sqnr == pytest.approx(20 * math.log10(0.6 / 0.1), abs=1e-3)
     assert rows["fc/linear"].isolated_sqnr < 10
-    assert "lowest 15.6 dB (fc/linear, as relu hands it on)" in report.summary()
+    assert "lowest 15.6 dB (fc/linear, read after relu)" in report.summary()
 
 
 def test_what_an_op_reads_is_its_own_input_not_the_row_before() -> None:
@@ -198,7 +198,7 @@ def test_per_channel_weights_are_not_told_to_be_quantized_per_channel() -> None:
     report = pt2qa.compare_weights(pair)
     (weight,) = [row for row in report.rows if row.quantized]
     assert (weight.axis, weight.dead_channels) == (0, 1)
-    assert "each has a scale of its own, which is too large for it" in report.summary()
+    assert "their per-channel scales are too large" in report.summary()
     assert "per channel" not in report.summary()
 
 

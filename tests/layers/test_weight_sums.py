@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pt2qa._weights.histograms import histograms
-from pt2qa._weights.sums import BLOCK, weight_sums
+from pt2qa._weights.sums import BLOCK, histograms, weight_sums
 
 SHAPES = [
     ((BLOCK // 1024 * 2 + 3, 1024), 0),

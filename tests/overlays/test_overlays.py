@@ -19,7 +19,7 @@ import torch
 import pt2qa
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import handle_of
-from pt2qa._overlays.marks import COLOURS
+from pt2qa._overlays.overlays import COLOURS
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import LayerReport
 from tests.models import images, residual

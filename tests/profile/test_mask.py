@@ -88,7 +88,7 @@ def test_attention_scores_count_where_both_positions_do(attending: pt2qa.Quantiz
     ]
     assert [row.count for row in rows] == [2 * sum(len(prompt) ** 2 for prompt in prompts())]
     notes = profiled(attending, [padded(prompts())]).notes
-    assert any("no certain axes of samples and positions" in note and "ones" in note for note in notes)
+    assert any("whose sample and position axes are unknown" in note and "ones" in note for note in notes)
 
 
 def test_what_the_kernels_write(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:

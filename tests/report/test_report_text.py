@@ -232,7 +232,7 @@ def test_a_float_value_is_named_after_the_op_whose_quantization_it_shows(layers,
         sqnr=4.0,
     )
     report = replace(layers, rows=(*layers.rows, sigmoid))
-    assert "lowest 3.0 dB (score/conv1d, as score/sigmoid hands it on)" in report.summary()
+    assert "lowest 3.0 dB (score/conv1d, read after score/sigmoid)" in report.summary()
     beside = replace(layers, rows=(*layers.rows, replace(sigmoid, answers_for="")))
     assert beside.summary() == layers.summary()
 
@@ -273,8 +273,8 @@ def test_weights_tell_dead_channels_and_what_stays_float(weights, weight):
         "Channel SQNR of 3 quantized weights: lowest 0.0 dB (features.1/conv2d, weight, channel 17); 1 below 20 dB."
     )
     assert dead == (
-        "2 dead channels, all zeros once quantized, in 1 weight (most: features.1/conv2d, 2): each has a scale of its "
-        "own, which is too large for it. pt2qa.check tells which of them were worth a step of the output."
+        "2 dead channels, all zeros once quantized, in 1 weight (most: features.1/conv2d, 2): their "
+        "per-channel scales are too large. pt2qa.check lists those that contributed at least one LSB to the output."
     )
     assert counts == "Counts: 2 not quantized, 0 rows without a number, 0 unpaired, 1 note."
     text = weights.text(width=100)
@@ -287,8 +287,10 @@ def test_weights_tell_dead_channels_and_what_stays_float(weights, weight):
 def test_dead_channels_are_told_by_what_made_them(weights, weight):
     shared = weight(name="head/linear", axis=-1, dead_channels=5, worst_channel_sqnr=0.0)
     _, one_scale, own_scale, _ = replace(weights, rows=(*weights.rows, shared)).summary().splitlines()
-    assert one_scale.startswith("5 dead channels, all zeros once quantized, in 1 weight (most: head/linear, 5): one ")
-    assert "one scale serves all channels of these weights" in one_scale
+    assert one_scale.startswith(
+        "5 dead channels, all zeros once quantized, in 1 weight (most: head/linear, 5): these weights "
+        "have one scale for all channels"
+    )
     assert own_scale.startswith("2 dead channels, all zeros once quantized, in 1 weight (most: features.1/conv2d, 2)")
     assert "quantize per channel" not in one_scale + own_scale
 

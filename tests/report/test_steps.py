@@ -7,7 +7,7 @@ from math import inf, nan
 
 import pytest
 
-from pt2qa._layers.steps import folded
+from pt2qa._layers.rows import folded
 from pt2qa.cli import main
 from pt2qa.errors import ReportError
 from pt2qa.report import load
@@ -78,9 +78,9 @@ def test_one_row_alone_stays_as_it_is(recurrent):
 
 
 def test_only_what_was_taken_apart_can_be_opened(recurrent, layers):
-    with pytest.raises(ReportError, match="cannot open 'lstm': expected an op that was taken apart, rnn/lstm"):
+    with pytest.raises(ReportError, match="cannot open 'lstm': expected a decomposed op, rnn/lstm"):
         recurrent.opened("lstm")
-    with pytest.raises(ReportError, match=r"cannot open 'lstm': .* none: capture took no recurrent op apart"):
+    with pytest.raises(ReportError, match=r"cannot open 'lstm': .* none: capture decomposed no recurrent op"):
         layers.opened("lstm")
 
 

@@ -246,7 +246,7 @@ def test_a_nested_graph_whose_sites_are_not_known_is_a_line_of_its_own() -> None
     (whole,) = pair.program.whole_graphs
     site = pair.sites[whole]
     assert (site.name, site.op, site.params.dtype) == ("cond.true", "cond", "int8")
-    assert any("computes div" in note for note in pair.program.notes)
+    assert any("zero point, div" in note for note in pair.program.notes)
     budget = pt2qa.error_budget(pair, data, progress=False)
     (row,) = [row for row in budget.rows if row.site == whole]
     assert row.mechanism == "nested graph not attributed"

@@ -202,7 +202,7 @@ def test_a_decomposed_op_is_compared_at_the_part_that_has_its_value(
     assert rows["norm/layer_norm"].note == "2 ops in b, compared after getitem"
     assert rows["silu"].note == "2 ops in b, compared after mul"
     assert rows["fc/linear"].note == "4 ops in b, compared after view_copy"
-    assert report.notes == ("not compared, no tensor as value: chunk",)
+    assert report.notes == ("not compared, the value is not a tensor: chunk",)
     assert report.unpaired == ()
     left, right = Recording.of(graph, TOKENS), Recording.of(edge.module(), TOKENS)
     silu = [value for node, value in right.items() if node.meta.get("custom", {}).get("numeric_debug_handle") == 6][-1]
@@ -228,10 +228,8 @@ def test_ops_without_a_counterpart_are_listed() -> None:
     a, b = copy.deepcopy(residual_pair().quantized), residual_pair().quantized
     del node_of(a, 8).meta["custom"]
     assert compared(a, b).unpaired == (
-        Unpaired(-1, "mean (mean)", "a", "carries no handle: nothing says which op of the other graph it is"),
-        Unpaired(
-            8, "mean", "b", "no op of the other graph carries its handle: it was removed, or rewritten without it"
-        ),
+        Unpaired(-1, "mean (mean)", "a", "has no handle, so it cannot be matched to an op of the other graph"),
+        Unpaired(8, "mean", "b", "no op of the other graph has its handle: it was removed or replaced"),
     )
 
 
@@ -244,7 +242,7 @@ def test_an_op_that_was_rewritten_without_its_handle_may_be_the_first_to_differ(
     b.recompile()
     verdict = compared(a, b).summary().splitlines()
     assert verdict[0].startswith("First difference at add: ")
-    assert verdict[1] == "It may begin earlier: 1 op before it cannot be compared, conv2/conv2d last."
+    assert verdict[1] == "The first difference may be earlier: 1 op before it cannot be compared, conv2/conv2d last."
 
 
 def test_an_op_that_lost_its_handle_alone_is_found_again() -> None:
@@ -261,11 +259,11 @@ def test_handles_of_other_ops_pair_nothing() -> None:
     conv.meta["custom"], linear.meta["custom"] = {"numeric_debug_handle": 9}, {"numeric_debug_handle": 4}
     report = compared(a, b)
     assert report.notes == (
-        "2 handles of other ops in the other graph, conv2/conv2d first: the graphs do not come from one capture, nor "
-        "from two with the same ops, so any row may compare two ops",
+        "2 handles of different ops in the two graphs, conv2/conv2d first: they were not made from the same capture, "
+        "so rows may compare unrelated ops",
     )
     assert {(each.side, each.name): each.reason for each in report.unpaired} == {
-        (side, name): f"its handle is that of {other} in the other graph: they are not one op"
+        (side, name): f"its handle is that of {other} in the other graph, a different op"
         for name, other in (("conv2/conv2d", "fc/linear"), ("fc/linear", "conv2/conv2d"))
         for side in "ab"
     }
@@ -288,7 +286,7 @@ def test_captures_whose_ops_differ_are_told_by_the_kinds_of_op() -> None:
     x = torch.randn(3, 16)
     graphs = [pt2qa.capture(OneMore(more).eval(), x).module() for more in (False, True)]
     report = compared(*graphs, [x])
-    assert report.notes[0].startswith("3 handles of other ops in the other graph, linear first: ")
+    assert report.notes[0].startswith("3 handles of different ops in the two graphs, linear first: ")
     assert report.rows == ()
 
 

@@ -29,14 +29,23 @@ def ops_by_name(graph: Graph) -> dict[str, Node]:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        module, op = module_of(node)[0], op_of(node.target)
-        stem = f"{module}/{op}" if module else op
-        if node.target is operator.getitem and node.args[0] in names:
-            stem = f"{names[node.args[0]]}[{node.args[1]}]"
-        used[stem] = ordinal = used.get(stem, -1) + 1
-        names[node] = f"{stem}_{ordinal}" if ordinal else stem
+        names[node] = numbered(stem_of(node, names), used)
     inputs = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
     return {**inputs, output.name: output, **{name: node for node, name in names.items()}}
+
+
+def stem_of(node: Node, names: Mapping[Node, str], within: str = "") -> str:
+    """The name of an op without its ordinal: module path and op, or which output of an op that has a name."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node) and node.args[0] in names:
+        return f"{names[node.args[0]]}[{node.args[1]}]"
+    module = within or module_of(node)[0]
+    return f"{module}/{op_of(node.target)}" if module else op_of(node.target)
+
+
+def numbered(stem: str, used: dict[str, int]) -> str:
+    """A name with an ordinal from the second use of a stem on; ``used`` counts them."""
+    used[stem] = ordinal = used.get(stem, -1) + 1
+    return f"{stem}_{ordinal}" if ordinal else stem
 
 
 def op_of(target: Callable[..., Any] | str) -> str:

@@ -66,12 +66,10 @@ def arguments_of(target: object) -> Sequence[Any]:
 
 
 def results_of(target: OpOverload) -> Sequence[Any]:
-    """The results in an op's schema, with their aliases."""
     return target._schema.returns
 
 
 def is_mutable(target: OpOverload) -> bool:
-    """Whether an op writes to any of its arguments, as its schema says."""
     return bool(target._schema.is_mutable)
 
 

@@ -147,5 +147,4 @@ def set_statistics(module: Any, parts: Sequence[tuple[int, dict[str, Tensor]]]) 
 
 
 def _has_seen(part: dict[str, Tensor]) -> bool:
-    """Whether an observer saw a value."""
     return part["min_val"].numel() > 0 and bool((part["min_val"] <= part["max_val"]).all())
