@@ -47,6 +47,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"browser tests: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
 
 
+LONGEST = (
+    "tests/test_wording.py",
+    "tests/mutants/",
+    "tests/devices/",
+    "tests/test_memory.py",
+    "tests/test_plain_flow.py",
+)
+"""Files with single tests of half a minute: at the end, one process would work on them and the other have nothing."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_collection_finish() -> None:
     # What is loaded stays to the end; looking through it again, for garbage, took a tenth of the time.
     gc.collect()

@@ -132,6 +132,6 @@ def test_a_quantizer_that_was_configured_anew_annotates_the_plain_export_anew() 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 def test_what_a_quantizer_annotates_is_counted_as_prepare_asks_it(quantizer: str, qat: bool) -> None:
     capture, plugin = pt2qa.capture(residual(), images()), resolve(quantizer)
-    _, counted, _ = _prepare(plugin, capture.module(), (), capture.names, qat)
+    counted = _prepare(plugin, capture.module(), (), capture.names, qat)[1].annotated
     again = annotate(capture.module(), plugin, (), capture.names, qat=qat)
     assert counted == annotated_ops(again.graph.nodes) != {}

@@ -193,7 +193,7 @@ def test_kernels_of_a_backend_are_compared_on_the_cpu(sim: dict[str, Any]) -> No
 
 def tensors_that_travelled() -> list[tuple[str, list[float]]]:
     sent = _ranks._packed({"batch": (torch.ones(2).to("sim"), torch.zeros(2))})
-    return [(each.device.type, each.tolist()) for each in _ranks._unpacked(sent)["batch"]]
+    return [(each.device.type, each.tolist()) for each in pickle.loads(sent)["batch"]]
 
 
 def test_tensors_reach_the_same_kind_of_device_on_another_rank(sim: dict[str, Any]) -> None:

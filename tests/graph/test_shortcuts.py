@@ -153,8 +153,29 @@ def test_the_range_of_a_histogram_is_the_same(seed: int, scale: float) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def test_a_graph_can_be_called_before_the_end_and_has_its_code_after() -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh()))
+    with shortcuts():
+        last = next(node for node in traced.graph.nodes if node.name == "_1")
+        last.replace_all_uses_with(last.args[0])
+        traced.graph.eliminate_dead_code()
+        traced.recompile()
+        assert torch.equal(traced(X), X.relu())
+        traced.recompile()
+    assert "self.1" not in traced.code.replace('getattr(self, "1")', "self.1")
+
+
+def test_after_an_exception_a_graph_runs_as_edited() -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh()))
+    with contextlib.suppress(ZeroDivisionError), shortcuts():
+        traced.graph.output_node().args = (next(iter(traced.graph.nodes)),)
+        traced.recompile()
+        raise ZeroDivisionError
+    assert torch.equal(traced(X), X)
+
+
 def test_other_threads_take_no_shortcut_and_nothing_stays_replaced() -> None:
-    names = [Graph.lint, Graph.eliminate_dead_code, torch.export.export]
+    names = [GraphModule.recompile, Graph.lint, Graph.eliminate_dead_code, torch.export.export]
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), nn.Tanh()))
     placeholder = next(iter(traced.graph.nodes))
     traced.graph.output_node().append(placeholder)  # read before it is there
@@ -171,4 +192,4 @@ def test_other_threads_take_no_shortcut_and_nothing_stays_replaced() -> None:
         thread.join()
         traced.graph.lint()
     assert not found
-    assert names == [Graph.lint, Graph.eliminate_dead_code, torch.export.export]
+    assert names == [GraphModule.recompile, Graph.lint, Graph.eliminate_dead_code, torch.export.export]

@@ -25,7 +25,10 @@ class Outcome:
 
 
 def passed(why: str) -> Outcome:
-    """The property holds; ``why`` is for the report.
+    """The property holds.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> passed("42 of 42")
     Outcome(verdict='passed', why='42 of 42')
@@ -34,7 +37,10 @@ def passed(why: str) -> Outcome:
 
 
 def failed(why: str) -> Outcome:
-    """The property does not hold; ``why`` is for the report.
+    """The property does not hold.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> failed("42 of 42")
     Outcome(verdict='failed', why='42 of 42')
@@ -43,7 +49,10 @@ def failed(why: str) -> Outcome:
 
 
 def does_not_apply(why: str) -> Outcome:
-    """The model has nothing that the property covers; ``why`` is for the report.
+    """The model has nothing that the property covers.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> does_not_apply("42 of 42")
     Outcome(verdict='does not apply', why='42 of 42')
@@ -52,7 +61,10 @@ def does_not_apply(why: str) -> Outcome:
 
 
 def skipped(why: str) -> Outcome:
-    """The property was not checked; ``why`` is for the report.
+    """The property was not checked.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> skipped("42 of 42")
     Outcome(verdict='skipped', why='42 of 42')

@@ -1,8 +1,8 @@
 """Shortcuts through what torchao's flow repeats, to the same graphs, metadata and scales, bit for bit.
 
-``prepare_pt2e`` and ``convert_pt2e`` check the whole graph and search it for dead code after each folded batch norm,
-count from zero for each new name, trace the same QAT patterns in each call, and search the range of a histogram with a
-tensor for each comparison.
+``prepare_pt2e`` and ``convert_pt2e`` generate the code of a graph after each of their steps, check the whole graph and
+search it for dead code after each folded batch norm, count from zero for each new name, trace the same QAT patterns in
+each call, and search the range of a histogram with a tensor for each comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen
 
+_recompile: Final = GraphModule.recompile
 _lint: Final = Graph.lint
 _eliminate_dead_code: Final = Graph.eliminate_dead_code
 _export: Final = torch.export.export
@@ -31,30 +33,42 @@ _patterns: Final[dict[Hashable, ExportedProgram]] = {}
 
 
 class _State:
-    """Which thread takes the shortcuts at the moment, and the last number of each name by module."""
+    """Which thread takes the shortcuts at the moment, graphs without their code, and the last number of each name."""
 
     owner: ClassVar[int | None] = None
+    stale: ClassVar[weakref.WeakSet[GraphModule]] = weakref.WeakSet()
     numbers: ClassVar[weakref.WeakKeyDictionary[nn.Module, dict[str, int]]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def shortcuts() -> Iterator[None]:
-    """Takes them in this thread."""
+    """Takes them in this thread; graphs have their code when this ends, or when they are called before.
+
+    After an exception a graph has the code that it had, and gets the new one when it is called.
+    """
     from torchao.quantization.pt2e import HistogramObserver, utils
 
     if _State.owner is not None:
         yield
         return
-    with contextlib.ExitStack() as stack:
-        stack.callback(_State.numbers.clear)
-        stack.enter_context(replaced(Graph, "lint", _trust))
-        stack.enter_context(replaced(Graph, "eliminate_dead_code", _eliminate_unread))
-        stack.enter_context(replaced(torch.export, "export", _export_once))
-        stack.enter_context(replaced(HistogramObserver, "_non_linear_param_search", _search_range))
-        for module in (importlib.import_module("torch.ao.quantization.fx.prepare"), utils):
-            stack.enter_context(replaced(module, "get_new_attr_name_with_prefix", _namer))
-        stack.enter_context(_owned())
-        yield
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(GraphModule, "recompile", _compile_later))
+            stack.enter_context(replaced(Graph, "lint", _trust))
+            stack.enter_context(replaced(Graph, "eliminate_dead_code", _eliminate_unread))
+            stack.enter_context(replaced(torch.export, "export", _export_once))
+            stack.enter_context(replaced(HistogramObserver, "_non_linear_param_search", _search_range))
+            for module in (importlib.import_module("torch.ao.quantization.fx.prepare"), utils):
+                stack.enter_context(replaced(module, "get_new_attr_name_with_prefix", _namer))
+            stack.enter_context(_owned())
+            yield
+        for graph_module in list(_State.stale):
+            # A module whose graph went to another one is not called again.
+            if graph_module.graph.owning_module is graph_module:
+                _recompile(graph_module)
+    finally:
+        _State.stale.clear()
+        _State.numbers.clear()
 
 
 @contextlib.contextmanager
@@ -80,7 +94,24 @@ def _is_mine() -> bool:
     return _State.owner == threading.get_ident() and TracingContext.try_get() is None
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def _compile_later(self: GraphModule) -> Any:
+    if not _is_mine():
+        return _recompile(self)
+    codegen = self.graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen):
+        self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+    type(self).forward = _compile_and_run
+    _State.stale.add(self)
+    return None
+
+
+def _compile_and_run(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    _State.stale.discard(self)
+    _recompile(self)
+    return self.forward(*args, **kwargs)
 
 
 def _trust(self: Graph) -> None:
@@ -126,7 +157,7 @@ def _export_once(mod: Any, args: Any, kwargs: Any = None, **options: Any) -> Exp
     key = _key_of(mod, args, kwargs, options)
     if key in _patterns:
         return _patterns[key]
-    with _owned(owner=0):  # torch.export itself takes none
+    with _owned(owner=0):  # torch.export compiles its own graphs at once
         program = _export(mod, args, kwargs, **options)
     if key is not None:
         _patterns[key] = program
