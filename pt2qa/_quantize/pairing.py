@@ -73,10 +73,14 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Every handle of both graphs: with its partners, or the reason why it has none."""
+    """Every handle of both graphs: with its partners, or the reason why it has none.
+
+    ``unexplained`` are those unpaired ops that no rule of prepare or convert explains.
+    """
 
     pairs: tuple[Paired, ...]
     unpaired: tuple[Unpaired, ...]
+    unexplained: tuple[Unpaired, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.pairs)} ops paired, {len(self.unpaired)} not"]
@@ -561,21 +565,26 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
     )
     float_graph = pair.reference if pair.float_graph is None else pair.float_graph
     original = nodes_by_handle(float_graph)
-    unpaired = []
+    unpaired, unexplained = [], []
     for handle, name in sorted(pair.names.items()):
         if handle not in quantized or handle not in reference:
             why = reason_of_absence(original.get(handle, ()), pair.names, quantized, "the quantized graph")
             reason = why or "removed by the quantizer, prepare or convert"
             unpaired.append(Unpaired(handle, name.name, "reference", reason))
+            unexplained += unpaired[-1:] if why is None else []
     numberless = [node for node in _ops(float_graph) if handle_of(node) is None and not serves_quantization(node)]
     unpaired += [_nameless(node, "reference", "carries no handle") for node in numberless]
     for node in _ops(pair.quantized):
         if handle_of(node) not in pair.names and not serves_quantization(node):
-            reason = "put in by the quantizer, prepare or convert: the captured model has no such op"
-            if numberless and handle_of(node) is None:
-                reason = "has no handle, like ops of the reference: it cannot be matched with one of them"
+            alike = bool(numberless) and handle_of(node) is None
+            reason = (
+                "has no handle, like ops of the reference: it cannot be matched with one of them"
+                if alike
+                else "put in by the quantizer, prepare or convert: the captured model has no such op"
+            )
             unpaired.append(_nameless(node, "quantized", reason))
-    return Pairing(pairs, tuple(unpaired))
+            unexplained += [] if alike else unpaired[-1:]
+    return Pairing(pairs, tuple(unpaired), tuple(unexplained))
 
 
 def _nameless(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
