@@ -38,7 +38,7 @@ NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it
 STRANGERS ?= $(ROOT)/build/strangers
 STRANGERS_PACKAGES := tosa-tools==2026.8.0 ml_dtypes==0.6.0 ethos-u-vela==5.2.0 openvino==2026.4.1 $(NNCF_PACKAGES)
 
-.PHONY: help demo repair mend rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
+.PHONY: help demo repair rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
 	diagnosis fuzz mutants strangers all clean
 
 help:
@@ -69,9 +69,6 @@ demo: $(VENV)/.installed
 
 repair: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore examples/efficientnet_lite.py
-
-mend: repair
-	@echo "'make mend' is now called 'make repair'"
 
 rules: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore -m tests.check.rules_page
