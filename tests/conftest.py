@@ -48,13 +48,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 LONGEST = (
-    "tests/test_wording.py",
-    "tests/mutants/",
-    "tests/devices/",
-    "tests/test_memory.py",
-    "tests/test_plain_flow.py",
+    *("tests/test_wording.py", "tests/mutants/", "tests/devices/", "tests/test_memory.py", "tests/distributed/"),
+    *("tests/test_docs.py", "tests/soak/", "tests/conformance/", "tests/test_plain_flow.py", "tests/test_packaging.py"),
 )
-"""Files with single tests of half a minute: at the end, one process would work on them and the other have nothing."""
+"""Files of half a minute and more come first: begun last, one process would work on them and the other have nothing."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,7 +27,10 @@ def find(values, low=0, *, strict=True):
 '''
 
 TRIAL = """
-import torch  # once, and not in each fork
+# Once, and not in each fork: what tests/conftest.py imports.
+import executorch.backends.xnnpack.quantizer.xnnpack_quantizer_utils
+import torchao.quantization.pt2e.qat_utils
+import torchao.quantization.pt2e.reference_representation_rewrite
 
 from tests.mutants.worker import ROOT, trial
 
