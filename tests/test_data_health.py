@@ -156,7 +156,7 @@ def test_a_verdict_alone_says_what_is_wrong_with_its_data() -> None:
     )
     assert _reported("repair", "nan").verdict.startswith(FIRST)
     assert _reported("reconfiguration", "nan").met == 0
-    assert "nothing is known of the 1 batch set apart" in _reported("reconfiguration", "nan").verdict
+    assert "1 batch set apart could not be measured" in _reported("reconfiguration", "nan").verdict
 
 
 def test_what_is_finite_in_a_batch_with_nan_counts_only_where_samples_are_ranked_or_profiled() -> None:

@@ -49,11 +49,15 @@ class Baseline:
         """The treatment with more edits, all of which are applied by quantizing again."""
         return self.state.then(Treatment(floats=tuple(edits)))
 
+    def free(self, edits: Sequence[Edit]) -> Treatment:
+        """The treatment with more free edits."""
+        return self.state.then(Treatment(edits=tuple(edits)))
+
     def better(self, edits: Sequence[Edit]) -> Baseline:
         """With further free edits if they improve the quality, else as it is."""
         if not edits:
             return self
-        changed = replace(self, state=self.state.then(Treatment(edits=tuple(edits))))
+        changed = replace(self, state=self.free(edits))
         return changed if changed.outcome.rank > self.outcome.rank else self
 
 
@@ -88,22 +92,17 @@ def with_free_edits(
 
 
 def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
-    """The pair with a repair that helps on data it was not fitted to, and on what is measured; a note says so."""
-    found = guarded(method, base.pair, data)
-    new = base
-    if found.fit is not None:
-        edits = found.fit.edits
-        base.judge.adopt(base.state.then(Treatment(edits=edits)), data.quantized_with(base.pair, edits))
-        new = base.better(edits)
-    data.made.clear()
+    """The pair with a repair, if it gains on held-out calibration data and on the evaluation data; a note says so."""
+    found = guarded(method, base.pair, data, lambda edits: base.judge.pair_with(base.free(edits)))
+    new = base if found.fit is None else base.better(found.fit.edits)
     base.judge.forget(but=new.state)
-    gain = f"{found.gain:+.2g} dB on calibration data that was left out of the fit"
+    gain = f"{found.gain:+.2g} dB on held-out calibration data"
     if found.fit is None:
-        note = f"{method.name} not repaired: {found.refused}"
+        note = f"{method.name} not applied: {found.refused}"
     elif new is base:
-        note = f"{method.name} not repaired: {gain}, but no gain on what is measured"
+        note = f"{method.name} not applied: {gain}, but no gain on the evaluation data"
     else:
-        note = "; ".join(filter(None, (f"{method.name} repaired: {gain}", found.left_out)))
+        note = "; ".join(filter(None, (f"{method.name} applied: {gain}", found.left_out)))
     return replace(new, notes=(*base.notes, note))
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import in_step, same_everywhere
 from pt2qa._reconfigure.analysis import calibration_for, recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
-from pt2qa._reconfigure.outcome import free_rows, stages
+from pt2qa._reconfigure.outcome import free_rows, reported, stages
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
 from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.methods import methods_named
-from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
@@ -92,8 +90,8 @@ def repair(
     chosen = methods_named(methods, "methods")
     if recipe.qat:
         raise SelectionError(
-            "this pair was trained (QAT), which has chosen its ranges and weights. Repair a pair that was quantized "
-            "without qat=True."
+            "this pair was trained (QAT), so its ranges and weights are learned. Pass one that was quantized without "
+            "qat=True."
         )
     data = Data("batches", batches, inputs_of, mask, progress)
     fit_to = calibration_for(recipe, calibration, data)
@@ -108,14 +106,16 @@ def repair(
     judge.bar.close()
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
-    plan = judge.plan(final.state)
     before, after = steps[0].outcome, final.outcome
-    said = reference.health.before(_verdict(before, after, final.state.edits))
-    about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
-    flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     fitted_to = Reference(pair, fit_to, folds.returned)
     sites, on = len(pair.sites), len(final.pair.sites)
-    return Reconfiguration(
+    return reported(
+        judge,
+        final.pair,
+        judge.plan(final.state),
+        _verdict(before, after, final.state.edits),
+        [*notes, *final.notes],
+        verify_code,
         rows=tuple(free_rows(pair, final)),
         curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
         stages=(
@@ -127,20 +127,7 @@ def repair(
         ),
         target="accuracy at no cost at run time",
         met=int(bool(final.state.edits) and after.gain_over(before) >= LEAST_GAIN),
-        verdict=said,
-        evaluations=judge.measured,
-        plan_json=plan.to_json(),
-        code=flow.code,
-        notes=tuple(dict.fromkeys([*notes, *final.notes, *interrupted])),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
-        code_verified=flow.verified,
-        batches=reference.health.batches,
-        samples=reference.health.samples,
-        set_apart=reference.health.set_apart,
-        input_ranges=reference.health.input_ranges,
-    ).with_pair(final.pair)
+    )
 
 
 def _metric_stages(
@@ -166,12 +153,11 @@ def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoi
 
 
 def _verdict(before: Outcome, after: Outcome, edits: Sequence[Edit]) -> str:
-    """What was gained, and what of the labels."""
     if not edits:
-        return f"Nothing to repair: no method gains on data that it was not fitted to; SQNR {before.value:.4g} dB."
+        return f"Nothing to repair: no method gains on held-out data; SQNR {before.value:.4g} dB."
     gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
     if not after.gain_over(before) >= LEAST_GAIN:
-        return f"Hardly any gain: {gain}. What a method gained on calibration data, it does not gain here."
+        return f"Hardly any gain: {gain}. The gain on calibration data does not carry over to these batches."
     text = f"Repaired at no cost at run time: {gain}"
     if not math.isnan(before.labels):
         text += f"; labels kept {100 * before.labels:.3g} % before, {100 * after.labels:.3g} % after"

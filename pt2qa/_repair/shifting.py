@@ -32,13 +32,12 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._repair.guard import projected
 from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Step
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
@@ -75,7 +74,6 @@ class Shifting:
 
     left_out: str
 
-    data: Folds
     norms: tuple[ReadNorm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     places: tuple[Place, ...]
@@ -99,7 +97,7 @@ class Shifting:
         left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
         left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
         left_out += "or the biases around them cannot take a shift back"
-        return cls(left_out if left > 0 else "", data, norms, candidates, places, costs)
+        return cls(left_out if left > 0 else "", norms, candidates, places, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
         """Of some folds of the data, the shifts of those norms for which any are better than none."""
@@ -117,7 +115,7 @@ class Shifting:
             before, saved = before + costs[0], saved + costs[0] - costs[best]
         if saved < before * LEAST:
             found = {}
-        return FittedNorms("shift", self.data, found)
+        return FittedNorms("shift", found)
 
 
 def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, ...]]:
@@ -181,11 +179,8 @@ class _Meter:
         ]
         self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
 
-    def add(self, fold: int, values: Sequence[Any]) -> None:
-        """Adds a batch."""
-        started = ProjectedBatch(
-            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
-        )
+    def add(self, fold: int, values: list[Any]) -> None:
+        started = projected(self.pair, values)
 
         def visit(step: Step, gradients: Gradients) -> None:
             number = self.by_step.get(step.index)

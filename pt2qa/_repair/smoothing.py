@@ -29,13 +29,12 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._repair.guard import projected
 from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import Gradients
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import norms_in
@@ -71,7 +70,6 @@ class Smoothing:
 
     left_out: str
 
-    data: Folds
     norms: tuple[Norm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     costs: tuple[tuple[Tensor, ...], ...]
@@ -94,7 +92,7 @@ class Smoothing:
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
         left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
         left_out += ": ops other than quantized linears read them"
-        return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
+        return cls(left_out if all_norms > own else "", norms, candidates, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
         """Of some folds of the data, the factors of those norms for which any are better than none."""
@@ -104,7 +102,7 @@ class Smoothing:
             best = int(costs.argmin())
             if float(costs[best]) < float(costs[0]) * (1 - LEAST):
                 found[norm.ops] = self.candidates[number][best]
-        return FittedNorms("smooth", self.data, found)
+        return FittedNorms("smooth", found)
 
 
 def _norms_in(pair: QuantizedPair) -> Iterator[Norm]:
@@ -173,11 +171,8 @@ class _Meter:
         self.activations = tuple([torch.zeros(len(own), dtype=torch.float64) for own in candidates] for _ in (0, 1))
         self.products: tuple[dict[int, Tensor], ...] = ({}, {})
 
-    def add(self, fold: int, values: Sequence[Any]) -> None:
-        """Adds a batch."""
-        started = ProjectedBatch(
-            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
-        )
+    def add(self, fold: int, values: list[Any]) -> None:
+        started = projected(self.pair, values)
         env = started.run.env
 
         def visit(step: Step, gradients: Gradients) -> None:

@@ -190,11 +190,6 @@ class Judge:
         plugin = with_options(self.recipe.plugin, dict(treatment.options))
         return OverridePlan((*self.recipe.edits, *treatment.all_edits), describe(plugin), self.pair.model)
 
-    def adopt(self, treatment: Treatment, pair: QuantizedPair | None) -> None:
-        """Takes a pair that was quantized with a treatment elsewhere; None: there is none."""
-        if pair is not None:
-            self._pairs.setdefault(self._key(treatment, treatment.edits), pair)
-
     def forget(self, but: Treatment) -> None:
         """Drops the pairs of all treatments but one; what was measured stays known."""
         kept = [self._key(each, each.edits) for each in (Treatment(), but)]

@@ -58,7 +58,7 @@ def test_a_batch_on_which_the_float_model_is_nan_is_left_out_and_no_target_met()
     assert fixed.verdict.startswith(
         "The input data contain NaN or infinities in 1 of 2 batches: NaN in the input x (batch 1, sample 1). "
     )
-    assert "The target is not met: nothing is known of the 1 batch set apart" in fixed.verdict
+    assert "The target is not met: 1 batch set apart could not be measured" in fixed.verdict
     with pytest.raises(pt2qa.BatchError, match="returns NaN on every batch"):
         pt2qa.reconfigure(pair, [broken], target=1.0, verify_code=False, progress=False)
 

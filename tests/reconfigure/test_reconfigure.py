@@ -65,7 +65,7 @@ def test_a_target_that_is_met_changes_nothing() -> None:
     assert fixed.met
     assert fixed.plan.edits == ()
     assert fixed.pair is pair
-    assert fixed.verdict.startswith("The target is met as it is")
+    assert fixed.verdict.startswith("The target is already met")
 
 
 def test_a_target_out_of_reach_gives_the_best_and_says_so() -> None:
@@ -139,9 +139,9 @@ def test_the_curve_goes_from_no_edit_to_every_edit() -> None:
 
 def test_what_cannot_be_searched_is_refused() -> None:
     pair, batches = residual_pair(), [images()]
-    with pytest.raises(pt2qa.SelectionError, match="neither target nor budget is given"):
+    with pytest.raises(pt2qa.SelectionError, match="got neither target nor budget"):
         pt2qa.reconfigure(pair, batches)
-    with pytest.raises(pt2qa.SelectionError, match="fallback: got 'int16'; xnnpack has float"):
+    with pytest.raises(pt2qa.SelectionError, match="fallback: got 'int16', expected one that xnnpack supports: float"):
         pt2qa.reconfigure(pair, batches, target=40, fallback="int16")
     stranger = pt2qa.pair(pair.reference, pair.quantized)
     with pytest.raises(pt2qa.SelectionError, match=r"was not made by pt2qa\.quantize"):

@@ -42,19 +42,19 @@ def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
 def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hypothesis | str:
     """What a method changes in a pair with all remedies so far; why not, if it helps no data that it did not see."""
     pair = case.judge.applied(state)
-    folds = Folds.of(pair, data)
-    found = guarded(method, pair, folds)
+    found = guarded(
+        method, pair, Folds.of(pair, data), lambda edits: case.judge.pair_with(state.then(Treatment(edits=edits)))
+    )
     if found.fit is None:
         return found.refused
     edits = found.fit.edits
-    case.judge.adopt(state.then(Treatment(edits=edits)), folds.quantized_with(pair, edits))
     names = _noisiest(case, [op for edit in edits for op in edit.ops])
     return Hypothesis(
         cause=CAUSE_OF[method.name],
         name=names[0],
         others=names,
-        evidence=f"{counted(len(edits), 'edit')} fitted to what the output costs; {found.gain:+.2g} dB on calibration "
-        "data that was left out of the fit",
+        evidence=f"{counted(len(edits), 'edit')} fitted to the output error; {found.gain:+.2g} dB on held-out "
+        "calibration data",
         remedy=f"the {method.name} of pt2qa.repair: {counted(len(edits), 'edit')} of the plan",
         treatment=Treatment(edits=edits),
     )
