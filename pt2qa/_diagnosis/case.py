@@ -1,9 +1,10 @@
-"""What is known about a pair when hypotheses are made, and the hypotheses themselves."""
+"""Hypotheses, and what they are made from: the measurements of a pair, each taken when it is first needed."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Counted, Positions
-from pt2qa._simulator.program import Constant, Site
+from pt2qa._simulator.program import Constant, Site, Step
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
@@ -36,17 +37,17 @@ from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
 
 FEWEST_STEPS = 127
-"""Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
+"""Fewer integer steps than these are a mistake: 7 bits are a choice for CPUs without VNNI."""
 
 OUTLIER = 0.1
-"""What is left, at most, of the noise of a site with outlier channels, if each channel has a range of its own."""
+"""Most noise that a site with outlier channels has left with a range per channel, as a share."""
 
 ALIKE = 0.01
-"""Difference of scales, as a share, that changes nothing."""
+"""Relative difference of scales that changes nothing."""
 
 PRODUCTS = ("conv", "linear")
 CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
-"""Activations that drop a part of what they read, so that its range need not be held."""
+"""Activations that clip their input, whose whole range is therefore not needed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,6 @@ class Hypothesis:
 
     @property
     def in_words(self) -> str:
-        """The cause as a sentence without a full stop."""
         return self.sentence or CAUSES[self.cause]
 
 
@@ -125,11 +125,10 @@ class Case:
 
     @functools.cached_property
     def first(self) -> Batch:
-        """The first batch of the data that has samples."""
         own: Batch | None = next((batch for batch in self.data if count_samples(self.pair.values(batch))), None)
         found = first_anywhere(own)
         if found is None:
-            raise NoBatchError("no batch to diagnose. Pass at least one.")
+            raise NoBatchError("no batch with samples to diagnose. Pass at least one.")
         return found
 
     @functools.cached_property
@@ -168,7 +167,6 @@ class Case:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """The share of the arithmetic of each op."""
         if self.known_noises is not None and self.known_noises.flops:
             return costs_from(self.pair, self.known_noises.flops)
         self.judge.forwards += 1
@@ -176,7 +174,6 @@ class Case:
 
     @functools.cached_property
     def places(self) -> dict[int, Place]:
-        """The place of each site."""
         return places_of(self.pair)
 
     @functools.cached_property
@@ -186,7 +183,6 @@ class Case:
 
     @functools.cached_property
     def fusions(self) -> tuple[Edit, ...]:
-        """The edits that fuse ops which are rounded in between."""
         return () if self.annotations is None else fusions_in(self.annotations)
 
     @property
@@ -236,15 +232,14 @@ class Case:
 
     @functools.cached_property
     def total_noise(self) -> float:
-        """The noise of all sites, each alone."""
         return sum(self.noise(site.index) for site in self.pair.sites)
 
     def excess(self, site: int) -> float:
-        """How much of a site's noise parameters that fit would remove."""
+        """The noise of a site that fitted parameters would remove."""
         return max(self.noise(site) - self.noise(site, "fitted"), 0.0)
 
     def share(self, of: Callable[[int], float], sites: Iterable[int]) -> float:
-        """What some sites make, together, of the noise of all sites."""
+        """The share of some sites in the noise of all."""
         return sum(map(of, sites)) / max(self.total_noise, 1e-300)
 
     def levels(self, site: Site) -> tuple[int, int]:
@@ -315,21 +310,24 @@ class Case:
     def needless(self) -> tuple[int, ...]:
         """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
         producers, steps = self.pair.program.producers, self.pair.program.steps
+        readers_of: dict[int, list[Step]] = defaultdict(list)
+        for step in steps:
+            for slot in dict.fromkeys(step.reads):
+                readers_of[slot].append(step)
         found = []
         for site in self.static_sites:
             made = producers.get(site.source)
-            readers = [step for step in steps if site.result in step.reads]
+            readers = readers_of[site.result]
             if made is None or not steps[made].op.startswith(PRODUCTS) or len(readers) != 1:
                 continue
             (reader,) = readers
-            again = [step for step in steps if reader.out in step.reads]
+            again = readers_of[reader.out]
             if reader.op in CLAMPING and again and all(step.site is not None for step in again):
                 found.append(site.index)
         return tuple(found)
 
     @functools.cached_property
     def constants(self) -> dict[int, Constant]:
-        """The constant of each site that has one."""
         return {each.site: each for each in self.pair.program.constants if each.site is not None}
 
     def constant(self, site: Site) -> Constant | None:
@@ -355,7 +353,6 @@ class Case:
         return kept
 
     def names(self, sites: Sequence[int]) -> tuple[str, ...]:
-        """The names of sites, each once, in this order."""
         return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
 
 

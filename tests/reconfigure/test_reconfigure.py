@@ -124,7 +124,7 @@ def test_the_report_survives_a_file_without_its_pair(tmp_path: Any) -> None:
         assert loaded.to_pandas(part=part, extended=True).equals(fixed.to_pandas(part=part, extended=True))  # type: ignore[arg-type]
     assert loaded.text(width=100) == fixed.text(width=100)
     assert loaded.plan == fixed.plan
-    with pytest.raises(pt2qa.ReportError, match="holds no pair"):
+    with pytest.raises(pt2qa.ReportError, match="has no pair"):
         _ = loaded.pair
 
 
