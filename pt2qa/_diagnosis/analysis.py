@@ -220,6 +220,5 @@ def _needed(aim: Target | None, judge: Judge) -> float | None:
 
 
 def _errors_of(pair: QuantizedPair) -> list[str]:
-    """The rules of the structure check whose findings are errors."""
     own = () if pair.recipe is None else rules_of(pair.recipe.plugin)
     return [rule.id for rule in (*RULES.values(), *own) if rule.severity == "error"]

@@ -94,7 +94,6 @@ def error_budget(
 
 
 def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:
-    """From a site to its variants for a budget, by mechanism."""
     before, whole = sites_before(pair.simulator), pair.program.whole_graphs
 
     def mechanisms(site: Site) -> Mapping[str, Variant]:
@@ -171,7 +170,6 @@ def _split(rows: Sequence[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
 
 
 def merged(reports: Sequence[ErrorBudget]) -> ErrorBudget:
-    """One error budget of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     found = together([_noises_of(report, first.rows) for report in reports])
     notes = joined_notes([report.notes for report in reports])
@@ -179,7 +177,6 @@ def merged(reports: Sequence[ErrorBudget]) -> ErrorBudget:
 
 
 def _noises_of(report: ErrorBudget, rows: Sequence[BudgetRow]) -> SiteNoises:
-    """The noises that a budget was made of; its sums must have these rows."""
     sums = unpack(report.sums, "rows", _RowSums())
     if [(each.site, each.mechanism) for each in sums] != [(row.site, row.mechanism) for row in rows]:
         raise ReportError("cannot merge: a report's sums do not match its rows. Run pt2qa.error_budget again.")

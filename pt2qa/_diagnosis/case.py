@@ -35,6 +35,7 @@ from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Place, Ranges, Substitute, Treatment, places_of, with_params
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
+from pt2qa.plugins.options import options_of
 
 FEWEST_STEPS = 127
 """Fewer integer steps than these are a mistake: 7 bits are a choice for CPUs without VNNI."""
@@ -88,12 +89,11 @@ class Case:
     """A pair under diagnosis.
 
     Attributes:
-        pair: the pair as given.
         judge: measures treatments on the evaluation data.
-        data: the batches that the instruments read, and that remedies may calibrate on.
-        now: the figures of the pair.
+        data: the batches that the analyses read, and that remedies may calibrate on.
+        now: the outcome of the pair.
         state: the remedies that the pair has already.
-        instead: parameters for all sites that were measured to help: ``fitted``, ``by channel``.
+        instead: parameters for all sites that were measured to help.
         known_noises: the noise of sites; None before a hypothesis asks for it.
     """
 
@@ -105,7 +105,6 @@ class Case:
     notes: list[str] = field(default_factory=list)
     instead: frozenset[Ranges] = frozenset()
     known_noises: SiteNoises | None = None
-    _positions: Positions | None = None
 
     def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
         """Batches with samples as the simulator takes them, and which of their positions count; each is a run."""
@@ -117,11 +116,17 @@ class Case:
 
     def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted | None:
         """Which positions of a batch of some data count; None: all do."""
-        if data.mask is None:
-            return None
-        if self._positions is None:
-            self._positions = Positions(self.pair.quantized, self.pair.program, data.mask)
-        return self._positions.of(batch, values)
+        return None if data.mask is None or self._positions is None else self._positions.of(batch, values)
+
+    @functools.cached_property
+    def _positions(self) -> Positions | None:
+        return self.data.positions(self.pair.quantized, self.pair.program)
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the quantizer with their defaults."""
+        recipe = self.judge.recipe
+        return {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
 
     @functools.cached_property
     def first(self) -> Batch:
@@ -145,7 +150,6 @@ class Case:
 
     @functools.cached_property
     def ranges(self) -> dict[int, Observed]:
-        """The ranges at each activation site, at the positions that count."""
         found = observe(self.pair, self.flat(self.data))
         if self._positions is not None:
             sites = [step.out for step in self.pair.program.steps if step.site in found]
@@ -178,7 +182,6 @@ class Case:
 
     @functools.cached_property
     def annotations(self) -> Annotations | None:
-        """The quantizer's annotations; None for graphs that were made elsewhere."""
         return self.judge.annotations(self.state)
 
     @functools.cached_property
@@ -221,7 +224,6 @@ class Case:
 
     @property
     def budget(self) -> ErrorBudget | None:
-        """The error budget; None if no hypothesis took the noise of sites."""
         return None if self.known_noises is None else budget_of(self.pair, self.known_noises)
 
     def noise(self, site: int, variant: str = "quantized") -> float:
@@ -243,7 +245,6 @@ class Case:
         return sum(map(of, sites)) / max(self.total_noise, 1e-300)
 
     def levels(self, site: Site) -> tuple[int, int]:
-        """The integers that a site should have."""
         low, high = site.params.quant_min, site.params.quant_max
         return (low, high) if high - low >= FEWEST_STEPS else INTEGERS.get(site.params.dtype, (low, high))
 
@@ -331,7 +332,6 @@ class Case:
         return {each.site: each for each in self.pair.program.constants if each.site is not None}
 
     def constant(self, site: Site) -> Constant | None:
-        """The constant of a site, if its float value is known."""
         found = self.constants.get(site.index)
         usable = found is not None and isinstance(found.reference, Tensor) and found.reference.is_floating_point()
         return found if usable else None
@@ -370,7 +370,6 @@ def is_alike(site: Site, played: Substitute) -> bool:
 
 
 def weight_axis(constant: Constant) -> int | None:
-    """The axis of a weight's output channels; None if it has none."""
     if not isinstance(constant.reference, Tensor) or constant.reference.dim() < 2:
         return None
     return 1 if constant.op.startswith("conv_transpose") else 0

@@ -97,12 +97,10 @@ class _Series:
         return found if found is None or not clips else (found[0], (*found[1], step))
 
     def output(self, number: int) -> _Origin | None:
-        """The site that an output comes from."""
         outputs = self.program.outputs if isinstance(self.program.outputs, list | tuple) else [self.program.outputs]
         return self.origin(outputs[number].number) if isinstance(outputs[number], Slot) else None
 
     def each(self) -> Iterator[_Series]:
-        """This program and those of all nested graphs."""
         yield self
         for step in self.program.steps:
             for body in self._bodies(step):

@@ -182,7 +182,6 @@ class Diagnosis(DataReport):
 
 
 def explained(row: CauseRow, unit: str) -> list[str]:
-    """A cause in words: what, where, why, what to do, what it gives."""
     step = _step(row, unit)
     where = f" at {step.name}{f' ({step.source})' if step.source else ''}" if step.name else ""
     what, evidence = step.why

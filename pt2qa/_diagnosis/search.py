@@ -144,7 +144,6 @@ class Search:
         return pair, judge.converted(pair) if state.floats else self.quality
 
     def notes(self) -> list[str]:
-        """What could not be tried, each reason once."""
         return [f"not measured: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
     def so_far(self) -> tuple[QuantizedPair | None, Outcome]:
@@ -168,7 +167,6 @@ class Search:
         yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
-        """Compares the deployed program, and adds what its kernels cost."""
         report, hypotheses = deployed_kernels.kernels(self.case, backend)
         rows = len(self.rows)
         self._take(hypotheses)
@@ -226,7 +224,6 @@ class Search:
             yield from configuration.observers(case)
 
     def _treated(self) -> Case:
-        """The case after the remedies so far."""
         pair = self.case.judge.pair_with(self.state)
         if pair is self.case.pair:
             return self.case
@@ -390,7 +387,6 @@ NATURAL: Final = PAID_CAUSES | {
 
 
 def _is_free(each: Hypothesis) -> bool:
-    """Whether quantizing again applies a remedy, and all stays in int8."""
     return each.treatment.made_of_edits and not each.treatment.floats
 
 

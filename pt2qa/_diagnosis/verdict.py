@@ -22,7 +22,6 @@ MOST_NOISE = 0.9
 
 
 def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
-    """The diagnosis in one or two sentences."""
     case, rows, needed = search.case, search.rows, search.needed
     unit = unit_of(case)
     now = _quality(case.now, unit)
@@ -129,7 +128,6 @@ def _holder(case: Case) -> Site | None:
 
 
 def _spread(case: Case) -> str:
-    """Over how many sites the noise is spread."""
     noises = sorted((case.noise(site.index) for site in case.pair.sites), reverse=True)
     total, held, count = sum(noises), 0.0, 0
     while held < MOST_NOISE * total:

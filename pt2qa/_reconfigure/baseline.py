@@ -25,19 +25,16 @@ class Baseline:
 
     @property
     def pair(self) -> QuantizedPair:
-        """The pair to search from."""
         return self.judge.pair_with(self.state)
 
     @property
     def annotations(self) -> Annotations:
-        """Its annotations."""
         found = self.judge.annotations(self.state)
         assert found is not None, "a pair that is quantized again has annotations"
         return found
 
     @property
     def outcome(self) -> Outcome:
-        """The pair's measured quality."""
         return self.judge.outcome(self.state)
 
     def quality(self, on: Collection[int]) -> Outcome:
@@ -50,11 +47,9 @@ class Baseline:
         return self.state.then(Treatment(floats=tuple(edits)))
 
     def free(self, edits: Sequence[Edit]) -> Treatment:
-        """The treatment with more free edits."""
         return self.state.then(Treatment(edits=tuple(edits)))
 
     def better(self, edits: Sequence[Edit]) -> Baseline:
-        """With further free edits if they improve the quality, else as it is."""
         if not edits:
             return self
         changed = replace(self, state=self.free(edits))
@@ -83,7 +78,7 @@ def with_free_edits(
     fused = best
     for observer in observers:
         if not enough(best):
-            tried = fused.better(_observing(fused.annotations, observer))
+            tried = fused.better(observing(fused.annotations, observer))
             best = tried if tried.outcome.rank > best.outcome.rank else best
     for method in repairs:
         if not enough(best):
@@ -106,7 +101,7 @@ def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
     return replace(new, notes=(*base.notes, note))
 
 
-def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
+def observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
     """One edit: another observer for all activations that it can observe; none if all have it."""
     ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
     if not ops:

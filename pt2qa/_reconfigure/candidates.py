@@ -18,7 +18,6 @@ Fallback = Literal["float", "int16", "dynamic"]
 
 
 def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
-    """By site, the annotated edges that require it."""
     return {
         index: frozenset(edge for point in points if (edge := annotations.unspecified(point)) is not None)
         for index, points in annotations.points_at(pair.sites).items()
@@ -58,7 +57,6 @@ def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...],
 
 
 def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallback: Fallback) -> list[str]:
-    """Unintended changes, as notes."""
     intended = {(site.kind, site.name) for site in old.sites if site.index in on}
     got = {(site.kind, site.name) for site in new.sites}
     too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)

@@ -58,7 +58,6 @@ def _alone(base: Baseline) -> Noises:
 
 
 def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
-    """Rejects a report that is grouped, or about another pair."""
     if given.group != "site":
         raise SelectionError(f"sensitivity: got rows by {given.group}, expected one per site. Leave out group=.")
     about = given.quantizer, given.environment.fingerprint

@@ -84,7 +84,6 @@ def order_bundles(
 
 
 def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
-    """The total noise of some sites, in each output."""
     silent = (0.0,) * len(tuple(outputs))
     found = [noise.get(site, silent) for site in sites]
     return tuple(map(sum, zip(*found, strict=True))) if found else silent
@@ -96,7 +95,6 @@ def _worth(gain: float, cost: float) -> tuple[bool, float]:
 
 
 def sites_off(candidates: Iterable[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> frozenset[int]:
-    """The sites that no op requires any more."""
     freed = frozenset().union(*(candidate.frees for candidate in candidates))
     return frozenset(site for site, edges in edges_of.items() if edges and edges <= freed)
 

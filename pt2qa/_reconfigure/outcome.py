@@ -81,7 +81,6 @@ def edit_rows(chosen: Selection, search: Search) -> Iterator[EditRow]:
 
 
 def _gain(before: Noise, after: Noise, whole: Noise) -> float:
-    """The noise removed from the output that was worst before, as a share of its initial noise."""
     worst = max(range(len(before)), key=before.__getitem__)
     if not whole[worst]:
         return 0.0
@@ -110,7 +109,6 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
 
 
 def stages(name: str, found: Outcome, macs: float, sites: int) -> Iterator[Stage]:
-    """The quality, and with several outputs the SQNR of each."""
     yield Stage(name, found.value, macs, sites)
     if len(found.outputs) > 1:
         for output, sqnr in found.outputs:
@@ -118,7 +116,6 @@ def stages(name: str, found: Outcome, macs: float, sites: int) -> Iterator[Stage
 
 
 def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
-    """The target and the budget in words."""
     unit = " dB" if aim.metric is None else ""
     parts = [] if needed is None else [f"{aim.name} ≥ {needed:g}{unit}"]
     parts += [] if budget.macs is None else [f"at most {100 * budget.macs:g} % of the MACs in float"]
@@ -179,12 +176,10 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
 
 
 def _worst(found: Outcome) -> str:
-    """Which output is the worst, if there are several."""
     return "" if len(found.outputs) < 2 or found.missing else f" ({found.worst[0]})"
 
 
 def _exceeded(budget: Budget, result: Result) -> str:
-    """What stays in float beyond the budget; empty if the budget is kept."""
     parts = [
         f"{100 * share:.3g} % of the {what}"
         for share, limit, what in (

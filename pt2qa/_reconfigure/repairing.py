@@ -133,7 +133,6 @@ def repair(
 def _metric_stages(
     metric: Callable[[Callable[..., Any]], float] | None, before: QuantizedPair, after: QuantizedPair
 ) -> Iterator[Stage]:
-    """What a metric gives for the float model, and for the converted graphs before and after."""
     if metric is None:
         return
     name = Target(-math.inf, metric).name

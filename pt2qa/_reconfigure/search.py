@@ -113,7 +113,6 @@ class Search:
         return self.costs.float_macs + self.costs.macs_of(self._float_ops(chosen))
 
     def float_bytes(self, chosen: Collection[int]) -> float:
-        """Share of the weights' bytes in float, including those that the quantizer itself leaves there."""
         return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(chosen))
 
     def predicted_on(self, chosen: Collection[int]) -> frozenset[int]:
@@ -121,11 +120,9 @@ class Search:
         return self.every - sites_off((self.candidates[number] for number in chosen), self.edges_of)
 
     def predicted_noise(self, chosen: Collection[int]) -> Noise:
-        """The noise in each output, summed over the sites that stay on."""
         return total_noise(self.noise, self.predicted_on(chosen), self.outputs)
 
     def predicted(self, chosen: Collection[int]) -> float:
-        """The SQNR of the worst output by that sum, in dB."""
         return decibels(1.0, max(self.predicted_noise(chosen), default=math.nan))
 
     def _quality(self, chosen: Collection[int]) -> Outcome:
@@ -144,7 +141,6 @@ class Search:
         return sum(self.candidates[number].cost for number in chosen)
 
     def _affordable(self) -> list[Selection]:
-        """The prefixes of the order, skipping bundles that no longer fit the budget."""
         prefixes: list[Selection] = [()]
         for bundle in self.bundles:
             longer = (*prefixes[-1], *bundle.members)
@@ -158,7 +154,6 @@ class Search:
         return pruned(chosen, self.candidates, lambda fewer: self._quality(fewer).rank >= bar)
 
     def _cheaper(self, chosen: Selection) -> Selection:
-        """The knapsack's bundles if they cost less than these and also meet the target."""
         assert self.needed is not None
         quality, predicted = self._quality(chosen), self.predicted_noise(chosen)
         if not quality.outputs:

@@ -29,7 +29,7 @@ from torch import Tensor
 from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import projected
+from pt2qa._repair.guard import projected, quantized_input
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._simulator.batches import count_samples
@@ -117,7 +117,6 @@ class Biases:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Biases:
-        """Runs the float model on the data, and again forward and backward."""
         ops = tuple(_ops_in(pair))
         if not ops:
             raise SelectionError("no convolution or linear with rounded weights has no bias, or a float one of its own")
@@ -154,7 +153,6 @@ class Biases:
 
 
 def _shares(gram: Tensor, right: Tensor) -> Tensor:
-    """Coordinate descent of the least squares in the module's docstring."""
     diagonal = gram.diagonal() * (1 + RIDGE)
     shares = torch.zeros_like(right)
     for _ in range(ROUNDS):
@@ -218,15 +216,10 @@ def _means(
 
 def _isolated(simulator: Simulator, run: GradientRun, step: Step) -> Tensor:
     """The change of an op's output if its inputs and weights are rounded, on the reference's values."""
-    program, env = simulator.program, run.env
     own = {slot: simulator.on[slot] for slot in step.constants}
-    for slot in step.reads:
-        producer = program.steps[program.producers[slot]] if slot in program.producers else None
-        rounded = producer is not None and producer.site is not None
-        own[slot] = simulator.site_function(producer)(env[slot], out=None) if rounded and producer else env[slot]
-    changed: Tensor = simulator.call(step, own, False)
-    plain: Tensor = env[step.out]
-    return changed - plain
+    own |= {slot: quantized_input(simulator, run, slot) for slot in step.reads}
+    changed: Tensor = simulator.call(step, own, False) - run.env[step.out]
+    return changed
 
 
 def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
+from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.positions import Counted
@@ -49,9 +50,7 @@ class Look(Protocol):
         """What it cannot change, for a note; may be empty."""
         ...
 
-    def fit(self, folds: Collection[int]) -> Fit:
-        """The repair that fits some folds of the data best."""
-        ...
+    def fit(self, folds: Collection[int]) -> Fit: ...
 
 
 class Method(Protocol):
@@ -112,6 +111,16 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again
 def projected(pair: QuantizedPair, values: list[Any]) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
     return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+
+
+def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor:
+    """A value of the reference, rounded if it is quantized before ops read it."""
+    program = simulator.program
+    producer = program.steps[program.producers[slot]] if slot in program.producers else None
+    value: Tensor = run.env[slot]
+    if producer is not None and producer.site is not None:
+        value = simulator.site_function(producer)(value, out=None)
+    return value
 
 
 def _gains(pair: QuantizedPair, data: Folds, simulators: Sequence[Sequence[Simulator]]) -> list[tuple[float, float]]:

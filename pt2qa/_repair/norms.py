@@ -47,7 +47,6 @@ class Meter(Protocol):
 
 
 def measured(meter: Meter, data: Folds) -> tuple[tuple[Tensor, ...], ...]:
-    """The costs on all data, of all ranks."""
     parts = data.added_up(meter.add, meter.costs)
     return tuple(
         tuple(torch.stack(each).sum(0) for each in zip(*(found[fold] for found in parts), strict=True))

@@ -88,7 +88,6 @@ class Histogram:
 
 
 def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
-    """The groups of activation sites whose one range an edit can fix."""
     assert pair.recipe is not None, "what is repaired is quantized again"
     annotations = pair.recipe.annotations
     by_group: dict[Point, list[Site]] = defaultdict(list)
@@ -115,13 +114,10 @@ def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FittedRanges:
-    """Other ranges for some groups."""
-
     groups: Mapping[RangeGroup, QuantParams]
 
     @property
     def weaker(self) -> tuple[FittedRanges, ...]:
-        """Ranges between those of calibration and these."""
         return tuple(
             FittedRanges({group: _between(group, each, exponent) for group, each in self.groups.items()})
             for exponent in WEAKER
@@ -152,7 +148,6 @@ class Ranges:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Ranges:
-        """Runs the float model on the data, and again forward and backward."""
         groups = groups_in(pair)
         if not groups:
             raise SelectionError("no activation has a range that calibration chose")

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.flow_runtime import in_float
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._repair.guard import quantized_input
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.played import with_roundings
@@ -80,7 +81,6 @@ class Rounding:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Rounding:
-        """Runs the float model on the data."""
         ops = tuple(_ops_in(pair))
         if not ops:
             raise SelectionError("no linear or convolution has an int8 weight of its own")
@@ -89,7 +89,8 @@ class Rounding:
         def add(fold: int, values: list[Any]) -> None:
             run = GradientRun(pair.simulator, values)
             for number, (step, weight) in enumerate(ops):
-                rows = _rows(step, _input(pair, run, step), weight)
+                assert isinstance(step.args[0], Slot)
+                rows = _rows(step, quantized_input(pair.simulator, run, step.args[0].number).detach(), weight)
                 found = rows.mT @ rows
                 own[fold][number] = found if number not in own[fold] else own[fold][number].add_(found)
 
@@ -120,7 +121,6 @@ class Rounding:
 
 
 def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
-    """The linears and convolutions with an int8 weight that no other op reads."""
     program = pair.program
     constants = {each.slot: each for each in program.constants}
     readers = Counter(slot for step in program.steps for slot in step.constants)
@@ -135,18 +135,6 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
             plain = step.op == "linear" or str not in map(type, step.args)
             if params.dtype == "int8" and params.axis in (None, 0) and columns <= LARGEST and plain:
                 yield step, weight
-
-
-def _input(pair: QuantizedPair, run: GradientRun, step: Step) -> Tensor:
-    """What an op reads, rounded, on the reference's values."""
-    program = pair.program
-    assert isinstance(step.args[0], Slot)
-    slot = step.args[0].number
-    producer = program.steps[program.producers[slot]] if slot in program.producers else None
-    value: Tensor = run.env[slot]
-    if producer is not None and producer.site is not None:
-        value = pair.simulator.site_function(producer)(value, out=None)
-    return value.detach()
 
 
 def _rows(step: Step, value: Tensor, weight: Constant) -> Tensor:

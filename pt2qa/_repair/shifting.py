@@ -81,11 +81,6 @@ class Shifting:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Shifting:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or no norm can be shifted.
-        """
         norms, places = _norms_in(pair)
         if not norms:
             raise SelectionError("there is no rounded norm with a bias that the biases behind it can take back")
@@ -100,7 +95,6 @@ class Shifting:
         return cls(left_out if left > 0 else "", norms, candidates, places, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
-        """Of some folds of the data, the shifts of those norms for which any are better than none."""
         found = {}
         before = saved = 0.0
         for number, norm in enumerate(self.norms):
@@ -161,8 +155,6 @@ def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
 
 
 class _Meter:
-    """The costs of candidates, by fold and place."""
-
     def __init__(
         self,
         pair: QuantizedPair,
@@ -192,7 +184,6 @@ class _Meter:
             started.backward(started.signs(VECTORS, relative=True), visit)
 
     def costs(self) -> tuple[list[Tensor], ...]:
-        """By fold and place: float64 of shape (candidates,)."""
         return self.sums
 
     def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
@@ -204,6 +195,5 @@ class _Meter:
 
 
 def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, low: Tensor, high: Tensor) -> Rounding:
-    """How the site of a place rounds what is shifted."""
     assert place.rounded.site is not None
     return rounding_of(pair, pair.sites[place.rounded.site], low + shift, high + shift)

@@ -76,11 +76,6 @@ class Smoothing:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Smoothing:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or no norm can be smoothed.
-        """
         norms = tuple(_norms_in(pair))
         if not norms:
             raise SelectionError("there is no norm with weights that only quantized linears read")
@@ -95,7 +90,6 @@ class Smoothing:
         return cls(left_out if all_norms > own else "", norms, candidates, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
-        """Of some folds of the data, the factors of those norms for which any are better than none."""
         found = {}
         for number, norm in enumerate(self.norms):
             costs = torch.stack([self.costs[fold][number] for fold in folds]).sum(0)
@@ -128,7 +122,6 @@ def _slots(args: Sequence[Any]) -> list[int]:
 
 
 def _sites_before(pair: QuantizedPair, step: Step) -> Iterator[int]:
-    """The site of a linear's input."""
     program = pair.program
     for slot in _slots(step.args[:1]):
         site = program.steps[program.producers[slot]].site if slot in program.producers else None
@@ -201,7 +194,6 @@ class _Meter:
         return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
 
     def costs(self) -> tuple[tuple[Tensor, ...], ...]:
-        """By fold and norm: float64 of shape (candidates,)."""
         found = tuple([each.clone() for each in own] for own in self.activations)
         for number, norm in enumerate(self.norms):
             for step, weight in norm.linears.items():

@@ -80,7 +80,6 @@ class Folds:
             yield fold, values, counted, self.returned(values, digest)
 
     def returned(self, values: list[Any], digest: str) -> Any:
-        """The float model's outputs on flat inputs with this digest."""
         known = self.outputs.get(digest)
         if known is None:
             known = detached(self.pair.simulator.run(values, on=False))

@@ -72,7 +72,7 @@ def test_a_metric_that_is_nan_meets_no_target() -> None:
     assert not fixed.met
     assert fixed.verdict.startswith("The target is not met: top-1 is nan;")
     share = pt2qa.Target(0.5, metric(math.nan), "top-1", of_float=True)
-    with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is nan"):
+    with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is NaN"):
         pt2qa.reconfigure(pair, data(), target=share, verify_code=False, progress=False)
 
 

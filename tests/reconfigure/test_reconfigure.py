@@ -150,7 +150,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
 
 def test_an_iterator_of_calibration_batches_cannot_be_used_again() -> None:
     pair = quantized_pair(residual(), images(), batches=iter([images()]))
-    with pytest.raises(pt2qa.SelectionError, match="which is used up"):
+    with pytest.raises(pt2qa.SelectionError, match="which is exhausted"):
         pt2qa.reconfigure(pair, [images()], target=40)
     assert pt2qa.reconfigure(pair, [images()], target=40, calibration=[images()], verify_code=False, progress=False).met
 

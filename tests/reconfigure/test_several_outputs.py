@@ -96,6 +96,6 @@ def test_outputs_that_do_not_count_are_named() -> None:
     torch.manual_seed(0)
     batches = [torch.randn(8, 8) for _ in range(2)]
     pair = quantized_pair(Labelled(), batches[0], "x86", batches=batches)
-    said = "outputs without floating-point numbers do not count: output.label, output.sure"
+    said = "integer and boolean outputs are not measured: output.label, output.sure"
     assert said in pt2qa.reconfigure(pair, batches, target=20, verify_code=False, progress=False).notes
     assert said in pt2qa.repair(pair, batches, verify_code=False, progress=False).notes

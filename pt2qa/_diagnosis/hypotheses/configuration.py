@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._reconfigure.baseline import observing
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
 from pt2qa._trials.treatment import Treatment
-from pt2qa.overrides.plan import OBSERVERS, Edit
+from pt2qa.overrides.plan import OBSERVERS
 
 
 def unfused(case: Case) -> Iterator[Hypothesis]:
@@ -65,11 +66,9 @@ def observers(case: Case) -> Iterator[Hypothesis]:
     annotations = case.annotations
     if annotations is None:
         return
-    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
     worst = case.ranked([site.index for site in case.static_sites], case.noise)
-    for observer in OBSERVERS if ops else ():
-        edit = Edit("observer", ops, observer)
-        if annotations.after(edit) is not None:
+    for observer in OBSERVERS:
+        for edit in observing(annotations, observer):
             yield Hypothesis(
                 cause="observer",
                 name=case.pair.sites[worst[0]].name if worst else "",

@@ -15,7 +15,6 @@ from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
-from pt2qa.plugins.options import options_of
 
 LOST = 1.0
 """Least SQNR in dB that the kernels cost."""
@@ -70,12 +69,10 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
         treatment=Treatment(),
         gain=converted - deployed,
     )
-    recipe = case.judge.recipe
-    if program is None or recipe is None:
+    if program is None or case.judge.recipe is None:
         yield costly
         return
-    options = {option.name: option.default for option in options_of(recipe.plugin)}
-    if options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16
+    if case.options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16
         narrower = Treatment(options=(("reduce_range", True),))
         gain = program.sqnr(narrower) - deployed
         yield replace(

@@ -61,7 +61,6 @@ def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hy
 
 
 def _noisiest(case: Case, ops: Sequence[str]) -> tuple[str, ...]:
-    """Ops by the noise that the sites at them make, the largest first."""
     noise = dict.fromkeys(ops, 0.0)
     for site in case.pair.sites:
         if site.name in noise:

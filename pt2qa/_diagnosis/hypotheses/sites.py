@@ -65,7 +65,6 @@ def _lowest(case: Case, site: Site) -> float:
 
 
 def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
-    """Whether the float edits of a treatment already leave a site in float."""
     annotations = case.annotations
     if annotations is None or not treatment.floats:
         return case.places[site.index] in treatment.exact
@@ -185,7 +184,6 @@ def _is_as_calibrated(case: Case, site: Site) -> bool:
 
 
 def twice(case: Case) -> Iterator[Hypothesis]:
-    """Values that are rounded again with other parameters behind an op that only moves them."""
     program = case.pair.program
     rounded = {site.result: site for site in case.static_sites}
     again: dict[int, Site] = {}
@@ -214,7 +212,6 @@ def twice(case: Case) -> Iterator[Hypothesis]:
 
 
 def outliers(case: Case) -> Iterator[Hypothesis]:
-    """Activations of which a few channels need the range."""
     for index in _with_outliers(case, NOTABLE):
         site = case.pair.sites[index]
         treatment, edit, cost = in_float(case, site)

@@ -127,7 +127,6 @@ def nonfinite(case: Case) -> Iterator[Hypothesis]:
 
 
 def _sqnr(reference: list[Tensor], other: list[Tensor]) -> float:
-    """SQNR of the worst of several outputs; nan without one that has a number."""
     found = (
         noise_sums((ref, out), ((0, 1),))[0].sqnr
         for ref, out in zip(reference, other, strict=False)

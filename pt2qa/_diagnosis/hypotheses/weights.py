@@ -17,7 +17,6 @@ from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment
 from pt2qa._weights.sums import weight_sums
-from pt2qa.plugins.options import options_of
 
 COARSE = 4.0
 """How many times the squared error of int8 weights per output channel is too much: half the integer steps are lost."""
@@ -27,7 +26,6 @@ CHANGED_STEPS = 1.5
 
 
 def coarse(case: Case) -> Iterator[Hypothesis]:
-    """Weights per tensor, along the wrong axis, affine, or with too few integers."""
     groups: dict[str, list[int]] = {}
     for index in case.ranked(filter(functools.partial(_is_coarse, case), case.fitted_weights), case.excess):
         groups.setdefault("per-tensor-weights" if _per_tensor(case, index) else "weight-scheme", []).append(index)
@@ -71,7 +69,6 @@ def changed(case: Case) -> dict[int, float]:
 
 
 def biases(case: Case) -> Iterator[Hypothesis]:
-    """Biases in fewer bits than the 32 of the sums that they are added to."""
     few = [site.index for site in case.pair.sites if site.kind == "bias" and site.params.dtype in NARROW]
     if few:
         site = case.pair.sites[max(few, key=case.noise)]
@@ -166,9 +163,7 @@ def _per_tensor(case: Case, index: int) -> bool:
 
 def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
     """Quantizing again where the plug-in has an option for it; else advice, which is played."""
-    recipe = case.judge.recipe
-    options = {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
-    if cause == "per-tensor-weights" and options.get("per_channel") is False:
+    if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
         return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))
     advice = "annotate these weights as int8, symmetric, -127..127, one scale per output channel"
     return advice, case.played(case.fitted_weights, sites)
