@@ -12,7 +12,7 @@ from pt2qa._decibels import power
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.ordering import Noise
+from pt2qa._reconfigure.candidates import Noise
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._trials.judge import SimulatedModel

@@ -11,7 +11,7 @@ from pt2qa._decibels import power
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.ordering import Noise
+from pt2qa._reconfigure.candidates import Noise
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._reconfigure.search import Search, SearchResult, Selection
 from pt2qa._report.prose import counted

@@ -7,15 +7,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._sensitivity.gradients import GradientRun
+from pt2qa._sensitivity.gradients import GradientRun, Gradients
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.positions import Counted
+from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
@@ -111,6 +113,25 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again
 def projected(pair: QuantizedPair, values: list[Any]) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
     return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+
+
+VECTORS = 2
+"""Random projections of each batch."""
+
+
+def visit_gradients(
+    pair: QuantizedPair, values: list[Any], visit: Callable[[Step, Sequence[Tensor], Any], None]
+) -> None:
+    """Visits each step with its gradients of random projections, and the reference's values by slot."""
+    started = projected(pair, values)
+
+    def visited(step: Step, gradients: Gradients) -> None:
+        if gradients[0] is not None:
+            visit(step, gradients[0], started.run.env)
+
+    # What counts is the error of each output relative to its own size.
+    with torch.no_grad():
+        started.backward(started.signs(VECTORS, relative=True), visited)
 
 
 def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor:

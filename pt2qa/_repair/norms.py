@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,19 +37,17 @@ class FittedNorms:
         return None
 
 
-class Meter(Protocol):
-    """Adds up what candidates cost, by fold of the data."""
-
-    def add(self, fold: int, values: list[Any]) -> None: ...
-
-    def costs(self) -> tuple[Sequence[Tensor], ...]:
-        """By fold, as many tensors, each of shape (candidates,)."""
+def costs_of(gradients: Sequence[Tensor], errors: Iterable[Tensor]) -> Tensor:
+    """What the errors of candidates cost the output: float64 of shape (candidates,)."""
+    weights = torch.stack([each.square() for each in gradients]).sum(0)
+    costs = [(error.square() * weights).sum(dtype=torch.float64) for error in errors]
+    return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
 
 
-def measured(meter: Meter, data: Folds) -> tuple[tuple[Tensor, ...], ...]:
-    parts = data.added_up(meter.add, meter.costs)
+def on_all_ranks(parts: Sequence[Sequence[Sequence[Tensor]]]) -> tuple[tuple[Tensor, ...], ...]:
+    """The costs of all ranks, by fold."""
     return tuple(
-        tuple(torch.stack(each).sum(0) for each in zip(*(found[fold] for found in parts), strict=True))
+        tuple(torch.stack(each).sum(0) for each in zip(*(costs[fold] for costs in parts), strict=True))
         for fold in (0, 1)
     )
 

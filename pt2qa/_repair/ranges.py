@@ -32,8 +32,8 @@ from torch import Tensor
 
 from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import projected
-from pt2qa._sensitivity.gradients import Gradients, float_tensors
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import rounding
@@ -44,9 +44,6 @@ from pt2qa.errors import SelectionError
 from pt2qa.overrides.edits import can_observe
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Point
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 FACTORS = tuple(step / 20 for step in range(20, -1, -1))
 """How far each end of the range of the data is drawn in."""
@@ -191,17 +188,14 @@ def _weigh(
 ) -> list[tuple[int, Tensor]]:
     """The histogram of each site's values in a batch, with the number of its group."""
     found: list[tuple[int, Tensor]] = []
-    started = projected(pair, values)
 
-    def visit(step: Step, gradients: Gradients) -> None:
+    def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
         number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
-        if number is not None and gradients[0] is not None:
-            [value] = float_tensors(started.run.env[step.reads[0]])
-            found.append((number, _weighted(value, gradients[0], *spans[number])))
+        if number is not None:
+            [value] = float_tensors(env[step.reads[0]])
+            found.append((number, _weighted(value, gradients, *spans[number])))
 
-    # What counts is the error of each output relative to its own size.
-    with torch.no_grad():
-        started.backward(started.signs(VECTORS, relative=True), visit)
+    visit_gradients(pair, values, visit)
     return found
 
 

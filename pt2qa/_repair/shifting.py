@@ -32,18 +32,14 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import projected
-from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.norms import FittedNorms, costs_of, on_all_ranks, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Step
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 LEAST = 0.1
 """The share of a norm's cost that a shift must save, against none, and against one that is tried before it; and that of
@@ -87,7 +83,8 @@ class Shifting:
         ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
         at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
         candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
-        costs = measured(_Meter(pair, places, candidates, ranges), data)
+        meter = _Meter(pair, places, candidates, ranges)
+        costs = on_all_ranks(data.added_up(meter.add, lambda: meter.sums))
         all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
         left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
         left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
@@ -162,7 +159,7 @@ class _Meter:
         candidates: Sequence[Sequence[Tensor]],
         ranges: Mapping[int, tuple[Tensor, Tensor]],
     ) -> None:
-        self.pair, self.places = pair, places
+        self.pair = pair
         self.by_step = {place.rounded.index: number for number, place in enumerate(places)}
         self.shifts = [[place.sign * shift for shift in candidates[place.norm]] for place in places]
         self.roundings = [
@@ -172,26 +169,17 @@ class _Meter:
         self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
 
     def add(self, fold: int, values: list[Any]) -> None:
-        started = projected(self.pair, values)
-
-        def visit(step: Step, gradients: Gradients) -> None:
+        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
             number = self.by_step.get(step.index)
-            if number is not None and gradients[0] is not None:
-                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.sums[fold][number] += self._costs(number, started.run.env[step.reads[0]], weights)
+            if number is not None:
+                self.sums[fold][number] += costs_of(gradients, self._errors(number, env[step.reads[0]]))
 
-        with torch.no_grad():
-            started.backward(started.signs(VECTORS, relative=True), visit)
+        visit_gradients(self.pair, values, visit)
 
-    def costs(self) -> tuple[list[Tensor], ...]:
-        return self.sums
-
-    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
-        costs = []
+    def _errors(self, number: int, value: Tensor) -> Iterator[Tensor]:
         for shift, rounded in zip(self.shifts[number], self.roundings[number], strict=True):
             moved = value + shift.to(value)
-            costs.append(((rounded(moved) - moved).square() * weights).sum(dtype=torch.float64))
-        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+            yield rounded(moved) - moved
 
 
 def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, low: Tensor, high: Tensor) -> Rounding:

@@ -29,18 +29,14 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import projected
-from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.norms import FittedNorms, costs_of, on_all_ranks, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import norms_in
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """What is tried for each norm, beside no change."""
@@ -82,7 +78,8 @@ class Smoothing:
         by_step = ranges_by_channel(pair, {norm.step for norm in norms}, data)
         ranges = [by_step[norm.step] for norm in norms]
         candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
-        costs = measured(_Meter(pair, norms, ranges, candidates), data)
+        meter = _Meter(pair, norms, ranges, candidates)
+        costs = on_all_ranks(data.added_up(meter.add, meter.costs))
         all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
         left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
@@ -165,33 +162,24 @@ class _Meter:
         self.products: tuple[dict[int, Tensor], ...] = ({}, {})
 
     def add(self, fold: int, values: list[Any]) -> None:
-        started = projected(self.pair, values)
-        env = started.run.env
-
-        def visit(step: Step, gradients: Gradients) -> None:
-            if gradients[0] is None:
-                return
+        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
             number = self.by_step.get(step.index)
             if number is not None and self.norms[number].site is not None:
-                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.activations[fold][number] += self._costs(number, env[step.out], weights)
+                self.activations[fold][number] += costs_of(gradients, self._errors(number, env[step.out]))
             elif step.index in self.linears:
                 [slot] = _slots(step.args[:1])
                 rows = env[slot].reshape(-1, env[slot].shape[-1])
-                for gradient in gradients[0]:
+                for gradient in gradients:
                     product = (gradient.reshape(-1, gradient.shape[-1]).T @ rows).square()
                     known = self.products[fold].get(step.index)
                     self.products[fold][step.index] = product if known is None else known.add_(product)
 
-        with torch.no_grad():
-            started.backward(started.signs(VECTORS, relative=True), visit)
+        visit_gradients(self.pair, values, visit)
 
-    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
-        costs = []
+    def _errors(self, number: int, value: Tensor) -> Iterator[Tensor]:
         for factors, rounded in zip(self.candidates[number], self.roundings[number], strict=True):
             own = factors.to(value)
-            costs.append(((rounded(value / own) * own - value).square() * weights).sum(dtype=torch.float64))
-        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+            yield rounded(value / own) * own - value
 
     def costs(self) -> tuple[tuple[Tensor, ...], ...]:
         found = tuple([each.clone() for each in own] for own in self.activations)

@@ -142,7 +142,7 @@ class Judge:
         value = self._metric(SimulatedModel(self.pair, frozenset()))
         if math.isnan(value):
             raise SelectionError(
-                f"target: {self.target.name} of the float model is NaN, so the target cannot be a share of it. Return a "
+                f"target: {self.target.name} of the float model is NaN, so no share of it can be reached. Return a "
                 "number, or pass of_float=False."
             )
         return value
