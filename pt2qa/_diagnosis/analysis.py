@@ -56,22 +56,22 @@ def diagnose(
     """Finds what causes the error of a quantized model, and measures what helps.
 
     Hypotheses come from all analyses: stages, ranges, the error budget, weights, the quantizer's configuration, single
-    samples and sites.  The remedy of each is measured, alone and after those above it: on the simulator where switching
-    or replacing the parameters of sites can play it, else by quantizing again.  Only what helped becomes a row.
+    samples and sites.  Each remedy is measured, alone and after those above it: on the simulator if it only switches
+    sites or replaces their parameters, else by quantizing again.  Only remedies that help become rows.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: what the model gets in use, a list or a loader that starts over.  The analyses read them, and remedies
-            may calibrate on them.
+        batches: inputs as the model receives them in use, a list or a loader that starts over.  The analyses read them,
+            and remedies may calibrate on them.
         evaluation: data on which quality is measured; None: ``batches``.
         metric: a function of a model, larger is better, such as top-1 accuracy on your own data; it decides in place of
             the SQNR of the worst output.
-        target: what is enough, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits can
-            give with ranges that fit.
-        deployed: whether to lower the model and look at the kernels, too; a backend as for
+        target: the quality to reach, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits
+            give with ranges that fit the data.
+        deployed: whether to lower the model and compare the kernels, too; a backend as for
             :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
         findings: of :func:`pt2qa.check` for this pair; None: the rules whose findings are errors run here.
-        repairs: methods of :func:`pt2qa.repair`, such as ``("ranges", "biases")``, to be tried last; None: its default.
+        repairs: methods of :func:`pt2qa.repair` to try, such as ``("ranges", "biases")``; None: its default.
             Each takes 15 to 30 more runs of the model on the calibration batches, which are not in
             ``diagnosis.forwards``.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.

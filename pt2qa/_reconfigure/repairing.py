@@ -44,26 +44,26 @@ def repair(
     """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
 
     Methods:
-        ``shifting``: of each norm, the offsets of channels that the biases around it can take over.
-        ``smoothing``: of each norm that only linears read, the outliers that cost less in the weights of these.
-        ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
-        ``rounding``: of each weight, integers that feed the error of a column back into others; only where it is named.
-        ``biases``: of the mean error of each convolution and linear, the share that the output is better without.
+        ``shifting``: moves the channel offsets of norms into the biases around them.
+        ``smoothing``: moves outliers of norms that only linears read into the weights of these.
+        ``ranges``: chooses the range of each activation, or group that shares one, for the least error of the output.
+        ``rounding``: rounds weights with error feedback between their columns; only if it is named.
+        ``biases``: corrects the mean error of each convolution and linear, as far as that helps the output.
 
-    A method is fitted to one half of the calibration batches and measured on the other, and the other way round; it is
-    applied, fitted to all of them, if it gains there, and also on ``batches``.
+    Each method is fitted to one half of the calibration batches and measured on the other, and vice versa; if it gains
+    there and also on ``batches``, it is applied, fitted to all of them.
 
     Args:
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
-        batches: data on which the result is measured, best other data than the calibration batches; a list, or a loader
-            that starts over.
+        batches: data on which the result is measured, preferably not the calibration batches; a list, or a loader that
+            starts over.
         methods: names of methods; None: all but ``rounding``.
-        metric: a function of a model, such as accuracy on your own data, to be reported beside the SQNR: of the float
-            model, and before and after the repair.  The model is called like the captured one.
+        metric: a function of a model, such as accuracy on your own data, to report in addition to the SQNR: of the
+            float model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
-        mask: which positions count, in ``batches`` and in the calibration batches, as in :func:`pt2qa.compare_layers`:
-            what does not help there is not applied.  Methods are fitted to all positions, which the kernels compute.
+        mask: which positions count where a repair is measured, in ``batches`` and in the calibration batches, as in
+            :func:`pt2qa.compare_layers`.  Methods are fitted to all positions, which the kernels compute.
         verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
