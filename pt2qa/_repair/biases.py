@@ -119,7 +119,7 @@ class Biases:
     def look(cls, pair: QuantizedPair, data: Folds) -> Biases:
         ops = tuple(_ops_in(pair))
         if not ops:
-            raise SelectionError("no convolution or linear with rounded weights has no bias, or a float one of its own")
+            raise SelectionError("no convolution or linear with quantized weights has a bias that may change")
         means = _means(pair, ops, data)
         grams = {part: torch.zeros(len(ops), len(ops), dtype=torch.float64) for part in PARTS}
         rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
@@ -260,7 +260,7 @@ def _project(
     reference = [leaf.detach() for leaf in float_leaves(started.reference)]
     quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
     if [each.shape for each in reference] != [each.shape for each in quantized]:
-        raise WithoutGradient("rounding changes the shape of an output")
+        raise WithoutGradient("quantization changes the shape of an output")
     along = [
         (quant - ref).float() * scale**2 for ref, quant, scale in zip(reference, quantized, started.scales, strict=True)
     ]

@@ -104,8 +104,7 @@ class Rounding:
             for fold in (0, 1)
         )
         weights = sum(site.kind == "weight" for site in pair.sites)
-        left_out = f"{weights - len(ops)} of {counted(weights, 'rounded weight')} left as they are: "
-        left_out += "shared, very large, or not int8"
+        left_out = f"{weights - len(ops)} of {counted(weights, 'weight')} unchanged: shared, very large, or not int8"
         return cls(left_out if weights > len(ops) else "", pair, ops, grams)
 
     def fit(self, folds: Collection[int]) -> FittedIntegers:

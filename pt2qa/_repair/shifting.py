@@ -79,7 +79,7 @@ class Shifting:
     def look(cls, pair: QuantizedPair, data: Folds) -> Shifting:
         norms, places = _norms_in(pair)
         if not norms:
-            raise SelectionError("there is no rounded norm with a bias that the biases behind it can take back")
+            raise SelectionError("no quantized norm has a bias that the biases around it can absorb")
         ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
         at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
         candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
@@ -87,8 +87,7 @@ class Shifting:
         costs = on_all_ranks(data.added_up(meter.add, lambda: meter.sums))
         all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
         left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
-        left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
-        left_out += "or the biases around them cannot take a shift back"
+        left_out = f"{left} of {counted(all_norms, 'norm')} unchanged: not quantized, or no biases to absorb a shift"
         return cls(left_out if left > 0 else "", norms, candidates, places, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:

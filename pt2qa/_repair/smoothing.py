@@ -74,7 +74,7 @@ class Smoothing:
     def look(cls, pair: QuantizedPair, data: Folds) -> Smoothing:
         norms = tuple(_norms_in(pair))
         if not norms:
-            raise SelectionError("there is no norm with weights that only quantized linears read")
+            raise SelectionError("no norm with a weight is read by quantized linears only")
         by_step = ranges_by_channel(pair, {norm.step for norm in norms}, data)
         ranges = [by_step[norm.step] for norm in norms]
         candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
@@ -82,8 +82,7 @@ class Smoothing:
         costs = on_all_ranks(data.added_up(meter.add, meter.costs))
         all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
-        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
-        left_out += ": ops other than quantized linears read them"
+        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} unchanged: not read by quantized linears only"
         return cls(left_out if all_norms > own else "", norms, candidates, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:

@@ -186,6 +186,4 @@ def test_norms_that_stay_as_they_are_are_counted() -> None:
     assert [norm.name for norm in look.norms] == [
         f"layers.{norm}/layer_norm" for norm in ("0.norm1", "1.norm1", "1.norm2")
     ]
-    assert look.left_out == (
-        "1 of 4 norms left as they are: they are not rounded, or the biases around them cannot take a shift back"
-    )
+    assert look.left_out == ("1 of 4 norms unchanged: not quantized, or no biases to absorb a shift")

@@ -57,7 +57,7 @@ def test_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> No
 def test_norms_that_stay_as_they_are_are_counted() -> None:
     pair = encoder_pair("x86", 50.0)
     look = Smoothing.look(pair, Folds.of(pair, Data("calibration", sequences())))
-    assert look.left_out == "2 of 5 norms left as they are: ops other than quantized linears read them"
+    assert look.left_out == "2 of 5 norms unchanged: not read by quantized linears only"
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
