@@ -55,7 +55,7 @@ def error_budget(
 ) -> ErrorBudget:
     """Splits the output noise into activation and weight rounding, activation and weight clamping, and bias, by site.
 
-    Each part is what one mechanism makes alone, all else as in the float model; what is left of the measured noise is
+    Each part is what one mechanism causes alone, all else as in the float model; the rest of the measured noise is
     interaction.  A site behind another one, as behind a relu that is not fused, counts with what it adds to that.
     Formulas: :class:`pt2qa.report.BudgetRow`.
 

@@ -42,12 +42,12 @@ Mechanism = Literal[
 ]
 
 UNATTRIBUTED: Final = "nested graph not attributed"
-"""What all quantization of a nested graph makes together whose sites are not known."""
+"""The noise of all quantization of a nested graph whose sites are not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BudgetRow(Row):
-    """The part of the output noise that one mechanism of one site makes alone.
+    """The part of the output noise that one mechanism of one site causes alone.
 
     Let F be the model's outputs as a function of the site's value x, all else as in the reference, ``clamp(x)`` the
     end of the range where x is more than half a step outside and x elsewhere, and ``round(x)`` the value that the
@@ -67,7 +67,7 @@ class BudgetRow(Row):
         module: module path of that op.
         op: its type, such as ``conv2d``.
         kind: what is quantized.
-        mechanism: what makes the noise.
+        mechanism: what causes the noise.
         noise: squared output error, summed over the data; linear units, additive.
         noise_share: of the measured noise; 0..1, and more where errors cancel in the whole model.
         dtype: of the quantized values.
@@ -137,7 +137,6 @@ class ErrorBudget(DataReport):
 
     @property
     def _with_number(self) -> list[BudgetRow]:
-        """The rows but for those whose site gives no number by itself."""
         return [row for row in self.rows if not isnan(row.noise)]
 
     @derived(worse="")
@@ -216,7 +215,7 @@ class ErrorBudget(DataReport):
         return [f"Of the noise: {', '.join([*shares, left])}.", *self._about_fault()]
 
     def in_short(self) -> str:
-        """One sentence: the shares of the mechanisms, and the modules that make most of the noise."""
+        """One sentence: the shares of the mechanisms, and the noisiest modules."""
         if self.noise == 0.0:
             return ""
         worst = [f"{name or 'the top'} {_percent(self._share(noise))}" for name, noise in self.by("module").items()][:3]

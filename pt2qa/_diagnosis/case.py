@@ -60,12 +60,11 @@ class Hypothesis:
         name: where to look.
         evidence: the numbers that suggest it, and from which analysis.
         remedy: what to do, in words or as a call.
-        treatment: what is measured.
-        others: all places, or the further ones; the report leaves out ``name`` and what is named twice.
+        others: further places; ``name`` and repetitions are left out later.
         cost: share of the multiply-accumulates that it takes out of int8.
-        sentence: the cause in words, where the usual ones do not fit.
-        share: what its sites make of the noise of all sites, each alone, if that is known to bound the gain.
-        gain: the gain in dB where it was measured in another way than by the treatment; None: measure the treatment.
+        sentence: the cause in words, where those of its id do not fit.
+        share: of its sites in the noise of all, if that bounds the gain.
+        gain: in dB, where it was measured in another way; None: measure the treatment.
     """
 
     cause: str

@@ -36,7 +36,7 @@ class Diagnosis(DataReport):
         unit: ``dB``, or the name of the user's metric.
         target: the target in words; empty without one.
         met: 1 if the model reaches the target now, 0 if not, -1 without a target.
-        budget: the error budget in a sentence: the shares of the mechanisms, and the modules that make most.
+        budget: the error budget in a sentence: the shares of the mechanisms, and the noisiest modules.
         plan_json: the override plan of all remedies that are edits; empty without any.
         code: what quantizes the model with all remedies in an export flow without pt2qa; empty if none can be applied.
         code_verified: the result of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.

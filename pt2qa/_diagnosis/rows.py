@@ -24,7 +24,7 @@ def listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CauseRow(Row):
-    """One cause of the error, with what its remedy was measured to give.
+    """One cause of the error, with the measured gain of its remedy.
 
     Args:
         rank: 1 is the first to act on.

@@ -1,4 +1,4 @@
-"""The search for remedies: which hypotheses are made, what each must give, and in which order they are taken."""
+"""The search for remedies: which hypotheses are made, what each must gain, and in which order they are taken."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by 
 """Their names in the table of figures."""
 
 FITS: Final = 1.0
-"""If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
+"""If ranges fitted to the data gain less than this, in dB, no range or weight is at fault."""
 
 HIDDEN: Final = 3e-4
-"""Share of the noise of all sites below which a remedy cannot give 2 dB, even after the others have given 30 dB."""
+"""Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
 
 SPREAD: Final = 4.0
-"""If ranges by channel would give less than this, in dB, no channel is an outlier."""
+"""If ranges by channel gain less than this, in dB, no channel is an outlier."""
 
 
 @dataclass
@@ -245,7 +245,7 @@ class Search:
     def _take(self, hypotheses: Sequence[Hypothesis], *, again: bool = False) -> None:
         """Measures each remedy after those taken before, then adds them, the best first, as long as they help.
 
-        Beside a large fault, the remedy of a smaller one gives little: what helped too little, or was too small to be
+        Beside a large fault, the remedy of a smaller one gains little: what gained too little, or was too small to be
         tried, is tried ``again``.
         """
         start, before, rows = self.state, self.quality, len(self.rows)
@@ -325,7 +325,7 @@ class Search:
         )
 
     def _gain(self, each: Hypothesis, state: Treatment, quality: Outcome) -> float:
-        """What a remedy gives a treated model; nan if it cannot be tried there."""
+        """The gain of a remedy after others; nan if it cannot be applied there."""
         if each.gain is not None:
             return each.gain
         try:

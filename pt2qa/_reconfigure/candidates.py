@@ -77,7 +77,7 @@ def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallb
     got = {(site.kind, site.name) for site in new.sites}
     too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)
     too_many = sorted(f"{kind} of {name}" for kind, name in got - intended) if fallback == "float" else []
-    notes = (("not meant to leave int8, but did", too_few), ("meant to leave int8, but did not", too_many))
+    notes = (("left int8 unexpectedly", too_few), ("stayed in int8 unexpectedly", too_many))
     return [f"{what}: {few(sites)}" for what, sites in notes if sites]
 
 
