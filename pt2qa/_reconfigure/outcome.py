@@ -153,7 +153,7 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
     if result.apart:
         absent.append(f"{counted(result.apart, 'batch', 'batches')} set apart could not be measured")
     elif math.isnan(result.after.value) and not absent:
-        absent.append(f"{aim.name} is nan")
+        absent.append(f"{aim.name} is NaN")
     if exceeded:
         return (
             f"The budget cannot be met: {quantizer} itself leaves {exceeded} in float, and no edit quantizes more; "

@@ -70,7 +70,7 @@ def test_a_metric_that_is_nan_meets_no_target() -> None:
     pair = detector_pair("x86")
     fixed = pt2qa.reconfigure(pair, data(), target=pt2qa.Target(0.5, metric(math.nan), "top-1"), progress=False)
     assert not fixed.met
-    assert fixed.verdict.startswith("The target is not met: top-1 is nan;")
+    assert fixed.verdict.startswith("The target is not met: top-1 is NaN;")
     share = pt2qa.Target(0.5, metric(math.nan), "top-1", of_float=True)
     with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is NaN"):
         pt2qa.reconfigure(pair, data(), target=share, verify_code=False, progress=False)
