@@ -136,7 +136,7 @@ def test_which_norms_can_be_smoothed(kind: str, possible: bool) -> None:
     found = [each for each in norms_in(pair.float_graph, pair.names) if each.can_smooth]
     assert len(found) == possible
     if not possible:
-        with pytest.raises(pt2qa.SelectionError, match="no norm with weights that only quantized linears read"):
+        with pytest.raises(pt2qa.SelectionError, match="no norm with a weight is read by quantized linears only"):
             Smoothing.look(pair, Folds.of(pair, Data("calibration", [x])))
     for each in found:
         plan = OverridePlan((Edit("smooth", each.ops, values=in_base64([2.0**power for power in range(-4, 4)])),))
