@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import nan, sqrt
-from typing import Any, Final, NamedTuple, cast, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, cast, get_args
 
 from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._diagnosis.budget_report import UNATTRIBUTED, BudgetRow, ErrorBudget, Mechanism
 from pt2qa._diagnosis.in_series import sites_before
-from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises, together
+from pt2qa._diagnosis.merging import split
+from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.notes import joined_notes
-from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa._sensitivity.roundings import InSeries, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import Site
-from pt2qa.errors import ReportError, SelectionError
+from pt2qa.errors import SelectionError
 
 MECHANISMS: Final[tuple[str, ...]] = get_args(Mechanism)
-
-_ALIKE = (
-    *("outputs", "method", "projections", "signal", "batches", "samples"),
-    *("notes", "set_apart", "input_ranges"),
-)
-"""The fields of :class:`SiteNoises` that a budget has, too."""
-
-
-class _RowSums(NamedTuple):
-    """What a row adds up over batches: its noise, and the variance of that, due to the random projections."""
-
-    site: int = 0
-    mechanism: str = ""
-    noise: float = 0.0
-    variance: float = 0.0
 
 
 @torch_defaults
@@ -115,7 +97,7 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
 def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
     """The budget of noises with the variants of :func:`mechanisms_in`, and perhaps others."""
     return ErrorBudget(
-        **_split(tuple(_rows(pair, noises)), noises),
+        **split(_rows(pair, noises), noises),
         quantizer=pair.quantizer,
         model=pair.model,
         environment=pair.environment,
@@ -145,46 +127,3 @@ def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
             site=index,
             error=0.0,
         )
-
-
-def _split(rows: Sequence[BudgetRow], noises: SiteNoises) -> dict[str, Any]:
-    """The fields of a budget that follow from the noise of its sites, which ``rows`` name."""
-    sums = [
-        _RowSums(row.site, row.mechanism, noises.noise[key], noises.variance[key])
-        for row in rows
-        for key in [(row.site, row.mechanism)]
-    ]
-
-    def share(noise: float) -> float:
-        return noise / noises.measured if noises.measured else nan if noise else 0.0
-
-    return {
-        "rows": tuple(
-            replace(row, noise=own.noise, noise_share=share(own.noise), error=share(sqrt(own.variance)))
-            for row, own in zip(rows, sums, strict=True)
-        ),
-        "noise": noises.measured,
-        "sums": pack(noises.settings, rows=sums),
-        **{name: getattr(noises, name) for name in _ALIKE},
-    }
-
-
-def merged(reports: Sequence[ErrorBudget]) -> ErrorBudget:
-    first = reports[0]
-    found = together([_noises_of(report, first.rows) for report in reports])
-    notes = joined_notes([report.notes for report in reports])
-    return replace(first, **_split(first.rows, replace(found, notes=notes)))
-
-
-def _noises_of(report: ErrorBudget, rows: Sequence[BudgetRow]) -> SiteNoises:
-    sums = unpack(report.sums, "rows", _RowSums())
-    if [(each.site, each.mechanism) for each in sums] != [(row.site, row.mechanism) for row in rows]:
-        raise ReportError("cannot merge: a report's sums do not match its rows. Run pt2qa.error_budget again.")
-    return SiteNoises(
-        noise={(each.site, each.mechanism): each.noise for each in sums},
-        variance={(each.site, each.mechanism): each.variance for each in sums},
-        measured=report.noise,
-        settings=settings_of(report.sums),
-        flops={},
-        **{name: getattr(report, name) for name in _ALIKE},
-    )

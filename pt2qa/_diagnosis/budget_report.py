@@ -121,7 +121,7 @@ class ErrorBudget(DataReport):
 
     @classmethod
     def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._diagnosis.budget import merged
+        from pt2qa._diagnosis.merging import merged
 
         return merged(reports)
 
