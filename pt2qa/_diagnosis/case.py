@@ -263,10 +263,8 @@ class Case:
         found = dict(self.fitted)
         for site in self.static_sites:
             observed = self.ranges[site.index]
-            if observed.axis is not None and site.index in found:
-                low, high = observed.channel_lowest, observed.channel_highest
-                assert low is not None, "an axis comes with ranges"
-                assert high is not None, "an axis comes with ranges"
+            low, high = observed.channel_lowest, observed.channel_highest
+            if site.index in found and observed.axis is not None and low is not None and high is not None:
                 found[site.index] = with_params(fitted_by_channel(low, high, observed.axis, *self.levels(site)))
         return found
 

@@ -36,10 +36,8 @@ CLOSE = 1e-3
 class Before:
     """The site before another one.
 
-    Attributes:
-        site: it.
-        leaves: maps the reference's value of the second site to its value with the first one on.
-        settles: whether the second site changes none of the values that the first one leaves.
+    ``leaves`` maps the reference's value of the second site to its value with the first one on; ``settles`` says that
+    the second site changes none of these.
     """
 
     site: Site

@@ -172,8 +172,7 @@ class Search:
         self._take(hypotheses)
         found = [("deployed", report.sqnr)]
         found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:]]
-        aim = self.case.judge.target
-        of_metric = aim is not None and aim.metric is not None
+        of_metric = self.case.judge.metric is not None
         self.deployed = [
             FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
         ]
@@ -336,8 +335,7 @@ class Search:
 
     def _least(self, each: Hypothesis) -> float:
         """The smallest gain over the model with the remedies so far for which another one is a row."""
-        aim = self.case.judge.target
-        if aim is not None and aim.metric is not None:
+        if self.case.judge.metric is not None:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET

@@ -56,11 +56,7 @@ class Folds:
             yield fold, values
 
     def added_up(self, add: Callable[[int, list[Any]], None], sums: Callable[[], T]) -> list[T]:
-        """The sums of each rank, once all of its batches have been added.
-
-        Raises:
-            SelectionError: an op has no gradient.
-        """
+        """The sums of each rank, once all of its batches have been added; a SelectionError if an op has no gradient."""
         reason = ""
         try:
             for fold, values in self:

@@ -20,17 +20,15 @@ from pt2qa.errors import SelectionError
 
 @dataclass(frozen=True)
 class Outcome:
-    """The quality of one configuration.
+    """The quality of one configuration; SQNR is in dB.
 
     Attributes:
-        value: what decides: the user's metric, else the SQNR of the worst output in dB; nan if there is none.
-        outputs: SQNR in dB by output.
+        value: what decides: the user's metric, else the SQNR of the worst output; nan if there is none.
+        outputs: SQNR by output.
         missing: which outputs have no number, and why.
-        samples: how many samples.
         worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
-        worst_sample_sqnr: its SQNR in dB.
         worst_sample_share: its share of the noise of all samples, 0..1.
-        without_worst: SQNR in dB over all samples but that one.
+        without_worst: SQNR over all samples but that one.
         labels: share of samples whose largest score is at the same class as in the float model; nan without classes.
     """
 
