@@ -164,7 +164,7 @@ class Diagnosis(DataReport):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        code = f"The code of all remedies, in a plain export flow: {self.code_verified}."
+        code = f"Code with all remedies, executed in a plain export flow: {self.code_verified}."
         runs = counted(self.forwards, "model run on a batch", "model runs on a batch")
         took = f"Cost: {runs}, {counted(self.quantizations, 'quantization')}."
         return [

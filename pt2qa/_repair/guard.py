@@ -101,7 +101,8 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again
     helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] >= 0]
     if not helpful:
         gain, least = max(found for _, found in tried)
-        also = f", {least:+.2g} dB on one of the halves" if gain >= LEAST_GAIN else ""
+        half = f", {least:+.2g} dB on one of the halves"
+        also = half if gain >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
         return Guarded(None, gain, f"{gain:+.2g} dB on held-out calibration data{also}")
     best, (gain, _) = helpful[0]
     for weaker, (own, _) in helpful[1:]:

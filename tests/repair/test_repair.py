@@ -127,7 +127,7 @@ def test_what_loses_on_the_other_half_is_refused() -> None:
     found = guarded(Overfitted, pair, Folds.of(pair, Data("calibration", batches())), never)
     assert found.fit is None
     assert found.gain < 0
-    assert re.fullmatch(r"-[0-9.]+ dB on held-out calibration data", found.refused)
+    assert re.fullmatch(r"-[0-9.]+ dB on held-out calibration data; at least 0.1 dB needed", found.refused)
 
 
 def test_a_weaker_repair_is_taken_where_the_whole_goes_too_far() -> None:

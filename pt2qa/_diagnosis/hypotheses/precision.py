@@ -50,7 +50,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
             name=case.pair.sites[worst].name,
             others=candidate.edit.ops,
             evidence=f"accounts for {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
-            remedy=f"keep it in float: {candidate.edit}",
+            remedy=f"keep these ops in float: {', '.join(candidate.edit.ops)}",
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
