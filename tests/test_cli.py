@@ -418,7 +418,7 @@ PLANNED = OverridePlan((Edit("float", ("fc1/linear",)),)).to_json()
             "",
             "",
             "other",
-            "let the batches of {flow} cover what evaluation has, then pt2qa analyze {flow} -q xnnpack -o",
+            "add data like the evaluation data to the batches of {flow}, then pt2qa analyze {flow} -q xnnpack -o",
         ),
     ],
 )

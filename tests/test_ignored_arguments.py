@@ -70,7 +70,7 @@ def test_a_diagnosis_takes_no_report_of_another_model() -> None:
     pair = _pair()
     findings = pt2qa.check(pair, progress=False)
     other = replace(findings, environment=replace(findings.environment, fingerprint="another"))
-    with pytest.raises(pt2qa.SelectionError, match="findings: they are of another model, Linear"):
+    with pytest.raises(pt2qa.SelectionError, match="findings: got those of another model, Linear"):
         pt2qa.diagnose(pair, [X], findings=other, progress=False)
 
 

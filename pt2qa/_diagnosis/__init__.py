@@ -1,1 +1,1 @@
-"""``diagnose``: what causes the error, where, what to do, and what that was measured to give."""
+"""``diagnose``: what causes the error, where, what to do, and the measured gain."""

@@ -49,6 +49,5 @@ def outputs_with(simulator: Simulator, values: Sequence[Any], site: Site, roundi
 
 
 def _steps_of(program: Program, site: Site) -> set[int]:
-    """The steps of a site and of its duplicates."""
     copies = {step.index for step in program.steps if step.duplicate_of == site.result}
     return {program.producers[site.result], *copies}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
-from pt2qa._diagnosis.verdict import next_command, search_target, verdict_of
+from pt2qa._diagnosis.verdict import next_command, search_target, unit_of, verdict_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
@@ -56,22 +56,22 @@ def diagnose(
     """Finds what causes the error of a quantized model, and measures what helps.
 
     Hypotheses come from all analyses: stages, ranges, the error budget, weights, the quantizer's configuration, single
-    samples and sites.  The remedy of each is measured, alone and after those above it: on the simulator where switching
-    or replacing the parameters of sites can play it, else by quantizing again.  Only what helped becomes a row.
+    samples and sites.  Each remedy is measured, alone and after those above it: on the simulator if it only switches
+    sites or replaces their parameters, else by quantizing again.  Only remedies that help become rows.
 
     Args:
         pair: what :func:`pt2qa.quantize` or :func:`pt2qa.pair` returned; it is not changed.
-        batches: what the model gets in use, a list or a loader that starts over.  The analyses read them, and remedies
-            may calibrate on them.
+        batches: inputs as the model receives them in use, a list or a loader that starts over.  The analyses read them,
+            and remedies may calibrate on them.
         evaluation: data on which quality is measured; None: ``batches``.
         metric: a function of a model, larger is better, such as top-1 accuracy on your own data; it decides in place of
             the SQNR of the worst output.
-        target: what is enough, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits can
-            give with ranges that fit.
-        deployed: whether to lower the model and look at the kernels, too; a backend as for
+        target: the quality to reach, in dB or in the unit of ``metric``, or a :class:`pt2qa.Target`; None: what 8 bits
+            give with ranges that fit the data.
+        deployed: whether to lower the model and compare the kernels, too; a backend as for
             :func:`pt2qa.compare_deployed`, True for the plug-in's own; or its report for this pair.
         findings: of :func:`pt2qa.check` for this pair; None: the rules whose findings are errors run here.
-        repairs: methods of :func:`pt2qa.repair`, such as ``("ranges", "biases")``, to be tried last; None: its default.
+        repairs: methods of :func:`pt2qa.repair` to try, such as ``("ranges", "biases")``; None: its default.
             Each takes 15 to 30 more runs of the model on the calibration batches, which are not in
             ``diagnosis.forwards``.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
@@ -101,15 +101,15 @@ def diagnose(
     check_pair(pair)
     if mask is not None and isinstance(deployed, DeployedReport):
         raise SelectionError(
-            "deployed: a report does not say which positions count in it. With a mask expected True or a backend, so "
-            "that the kernels are compared with the same mask."
+            "deployed: got a report, which does not record its mask. With mask=, expected True or a backend, so that "
+            "the kernels are compared with the same mask."
         )
     _refuse_reports_of_others(pair, findings, deployed)
     aim, methods = _aim(metric, target), methods_named(repairs, "repairs")
     data = Data("batches", batches, inputs_of, mask, progress)
     measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask, progress)
     # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.
-    title = "diagnose: about 40 runs of the model, a quantization for each free remedy"
+    title = "diagnose: about 40 model runs, and one quantization per free remedy"
     judge = Judge(pair, measured, aim, title)
     reference = judge.reference
     judge.outputs(reference.first.values)
@@ -127,14 +127,15 @@ def diagnose(
             structure = check(pair, rules=_errors_of(pair), progress=False)
         final, after = search.final()
     except KeyboardInterrupt:
-        notes.append(Note("interrupted: remedies that were not tried yet are missing", "interrupted"))
+        notes.append(Note("interrupted: some remedies were not measured", "interrupted"))
         interrupted = True
         final, after = search.so_far()
     judge.bar.close()
     if evaluation is None and search.state.data is not None:
-        notes.append("new calibration data were measured on themselves; pass evaluation= for data of their own")
+        notes.append("the new calibration data were also the evaluation data; pass evaluation= to measure on others")
     if structure is not None:
         reports["findings"] = structure
+    errors = [] if structure is None else [row for row in structure.rows if row.severity == "error"]
     budget = case.budget
     if budget is not None:
         reports["budget"] = budget
@@ -149,12 +150,10 @@ def diagnose(
         rows=tuple(search.rows),
         tried=tuple(search.tried),
         figures=tuple(search.figures(after)),
-        asides=() if structure is None else tuple(_asides(structure)),
-        verdict=reference.health.before(
-            verdict_of(case, search.rows, search.bounds, after, search.needed, aim, interrupted=interrupted)
-        ),
-        next_command=next_command(case, search.rows, search.state, after, search.needed, interrupted=interrupted),
-        unit="dB" if aim is None or aim.metric is None else aim.name,
+        asides=tuple(AsideRow(row.rule, row.name, row.why, row.fix) for row in errors),
+        verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)),
+        next_command=next_command(search, after, interrupted=interrupted),
+        unit=unit_of(case),
         target="" if search.needed is None else f"at least {search.needed:g}",
         met=-1 if search.needed is None else int(now.value >= search.needed),
         budget="" if budget is None else budget.in_short(),
@@ -172,27 +171,26 @@ def diagnose(
         set_apart=reference.health.set_apart,
         input_ranges=reference.health.input_ranges,
     )
-    aimed_at = None if interrupted else search_target(case, search.rows, after, search.needed)
+    aimed_at = None if interrupted else search_target(search, after)
     return diagnosis.with_evidence(final, reports, aimed_at)
 
 
 def _refuse_reports_of_others(pair: QuantizedPair, findings: Findings | None, deployed: Any) -> None:
-    """Reports that are given must be of this pair."""
     own = (pair.environment.fingerprint, pair.quantizer)
     if findings is not None and findings.environment.fingerprint != own[0]:
         raise SelectionError(
-            f"findings: they are of another model, {findings.model}. Pass those of pt2qa.check(pair), or none."
+            f"findings: got those of another model, {findings.model}. Pass pt2qa.check(pair), or leave it out."
         )
     if isinstance(deployed, DeployedReport) and (deployed.environment.fingerprint, deployed.quantizer) != own:
         raise SelectionError(
-            f"deployed: the report is of another pair, {deployed.model} quantized by {deployed.quantizer}. Pass that "
-            "of pt2qa.compare_deployed(pair, batches), or True."
+            f"deployed: got the report of another pair, {deployed.model} quantized by {deployed.quantizer}. Pass "
+            "pt2qa.compare_deployed(pair, batches), or True."
         )
 
 
 def _aim(metric: Callable[..., float] | None, target: Target | float | str | None) -> Target | None:
     if isinstance(target, Target) and metric is not None and target.metric not in (None, metric):
-        raise SelectionError("metric: the target has another one; give one of them.")
+        raise SelectionError("metric: got another one than target= has. Pass only one of them.")
     if metric is None:
         return None if target is None else read_target(target)
     name = getattr(metric, "__name__", type(metric).__name__)
@@ -206,11 +204,11 @@ def _aim(metric: Callable[..., float] | None, target: Target | float | str | Non
 
 
 LOSS = 0.01
-"""The share of the float model's metric that 8 bits may cost where nobody gave a target, as in MLPerf's rules."""
+"""Share of the float model's metric that 8 bits may cost without a target, as in MLPerf's rules."""
 
 
 def _needed(aim: Target | None, judge: Judge) -> float | None:
-    """What is enough; None without a target.  A metric without one must keep nearly what the float model has."""
+    """None without a target; a metric without one must nearly keep the float model's value."""
     if aim is None:
         return None
     if aim.metric is None:
@@ -222,13 +220,5 @@ def _needed(aim: Target | None, judge: Judge) -> float | None:
 
 
 def _errors_of(pair: QuantizedPair) -> list[str]:
-    """The rules of the structure check whose findings are errors."""
     own = () if pair.recipe is None else rules_of(pair.recipe.plugin)
     return [rule.id for rule in (*RULES.values(), *own) if rule.severity == "error"]
-
-
-def _asides(findings: Findings) -> Iterator[AsideRow]:
-    """The errors of the structure check."""
-    for found in findings.rows:
-        if found.severity == "error":
-            yield AsideRow(found.rule, found.name, found.why, found.fix)

@@ -37,7 +37,7 @@ def error_budget(
 ) -> ErrorBudget:
     """Splits the output noise into activation and weight rounding, activation and weight clamping, and bias, by site.
 
-    Each part is what one mechanism makes alone, all else as in the float model; what is left of the measured noise is
+    Each part is what one mechanism causes alone, all else as in the float model; the rest of the measured noise is
     interaction.  A site behind another one, as behind a relu that is not fused, counts with what it adds to that.
     Formulas: :class:`pt2qa.report.BudgetRow`.
 
@@ -76,7 +76,6 @@ def error_budget(
 
 
 def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]]:
-    """From a site to its variants for a budget, by mechanism."""
     before, whole = sites_before(pair.simulator), pair.program.whole_graphs
 
     def mechanisms(site: Site) -> Mapping[str, Variant]:
@@ -96,7 +95,7 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
 
 
 def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
-    """The budget in noises that have those of :func:`mechanisms_in`, and perhaps others."""
+    """The budget of noises with the variants of :func:`mechanisms_in`, and perhaps others."""
     return ErrorBudget(
         **split(_rows(pair, noises), noises),
         quantizer=pair.quantizer,

@@ -20,20 +20,17 @@ from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 
 HALF: Final = 0.5
-"""Share of the parts above which one mechanism is called the fault."""
+"""Share of the attributed noise above which one mechanism is the fault."""
 
 BARS: Final = 15
 """Modules that the chart shows."""
 
-_RANGE: Final = (
-    "a range fault: values lie outside the range that their site can represent. Another observer or calibration data "
-    "with these values help, more bits do not."
-)
-_PRECISION: Final = (
-    "a precision fault: the steps are too coarse. One scale per channel, tighter ranges or more bits help, wider "
-    "ranges do not."
-)
-
+_FAULTS: Final = {
+    "range": "values exceed the range that their site can represent. Another observer, or calibration data with these "
+    "values, helps; more bits do not.",
+    "precision": "the quantization steps are too coarse. Per-channel scales, tighter ranges or more bits help; wider "
+    "ranges do not.",
+}
 
 Mechanism = Literal[
     "activation rounding",
@@ -45,12 +42,12 @@ Mechanism = Literal[
 ]
 
 UNATTRIBUTED: Final = "nested graph not attributed"
-"""What all quantization of a nested graph makes together whose sites are not known."""
+"""The noise of all quantization of a nested graph whose sites are not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BudgetRow(Row):
-    """The part of the output noise that one mechanism of one site makes alone.
+    """The part of the output noise that one mechanism of one site causes alone.
 
     Let F be the model's outputs as a function of the site's value x, all else as in the reference, ``clamp(x)`` the
     end of the range where x is more than half a step outside and x elsewhere, and ``round(x)`` the value that the
@@ -70,7 +67,7 @@ class BudgetRow(Row):
         module: module path of that op.
         op: its type, such as ``conv2d``.
         kind: what is quantized.
-        mechanism: what makes the noise.
+        mechanism: what causes the noise.
         noise: squared output error, summed over the data; linear units, additive.
         noise_share: of the measured noise; 0..1, and more where errors cancel in the whole model.
         dtype: of the quantized values.
@@ -140,7 +137,6 @@ class ErrorBudget(DataReport):
 
     @property
     def _with_number(self) -> list[BudgetRow]:
-        """The rows but for those whose site gives no number by itself."""
         return [row for row in self.rows if not isnan(row.noise)]
 
     @derived(worse="")
@@ -152,7 +148,7 @@ class ErrorBudget(DataReport):
 
     @property
     def fault(self) -> Literal["range", "precision", ""]:
-        """``range`` if clamping activations or weights makes more than half of the parts, ``precision`` if another
+        """``range`` if clamping activations or weights causes more than half of :attr:`parts`, ``precision`` if another
         mechanism does, empty if none does.
         """
         name, noise = next(iter(self.by("mechanism").items()), ("", 0.0))
@@ -182,9 +178,9 @@ class ErrorBudget(DataReport):
         if rest := modules[BARS:]:
             added = {name: summed(noises.get(name, 0.0) for _, noises in rest) for name, _ in mechanisms}
             modules[BARS:] = [(counted(len(rest), "other module"), added)]
-        about = "Share of the measured output noise; interactions are what is left of it."
+        about = "Share of the measured output noise; interactions are the rest."
         return [
-            *self._stacked("Noise by module", f"{about} The module that costs most comes first.", [*modules, left]),
+            *self._stacked("Noise by module", f"{about} The noisiest module comes first.", [*modules, left]),
             *self._stacked("Noise by mechanism", about, [*mechanisms, left]),
         ]
 
@@ -213,13 +209,13 @@ class ErrorBudget(DataReport):
 
     def _lead(self) -> Sequence[str]:
         if self.noise == 0.0:
-            return ["The outputs of both models are equal: there is no noise to split."]
+            return ["The outputs of both models are equal: there is no noise to attribute."]
         shares = [f"{name} {_percent(self._share(noise))}" for name, noise in self.by("mechanism").items()]
         left = f"interactions {_percent(self._share(self.interactions))}"
         return [f"Of the noise: {', '.join([*shares, left])}.", *self._about_fault()]
 
     def in_short(self) -> str:
-        """One sentence: the shares of the mechanisms, and the modules that make most of the noise."""
+        """One sentence: the shares of the mechanisms, and the noisiest modules."""
         if self.noise == 0.0:
             return ""
         worst = [f"{name or 'the top'} {_percent(self._share(noise))}" for name, noise in self.by("module").items()][:3]
@@ -232,18 +228,18 @@ class ErrorBudget(DataReport):
     def _about_fault(self) -> Sequence[str]:
         if self.by("mechanism").get(UNATTRIBUTED, 0.0) > HALF * self.parts:
             return [
-                "Most of the parts comes from nested graphs whose sites are not known: compare their ops separately."
+                "Most of the attributed noise is from nested graphs whose sites are unknown: analyse them separately."
             ]
         if not self.fault:
-            return ["No mechanism makes more than half of the parts."] if self.parts > 0 else []
-        name = next(iter(self.by("mechanism")))
-        about = _RANGE if self.fault == "range" else _PRECISION
-        return [f"{name.capitalize()} makes {_percent(self.by('mechanism')[name] / self.parts)} of the parts, {about}"]
+            return ["No mechanism causes more than half of the attributed noise."] if self.parts > 0 else []
+        name, noise = next(iter(self.by("mechanism").items()))
+        most = f"{name} causes {_percent(noise / self.parts)} of the attributed noise"
+        return [f"{self.fault.capitalize()} fault: {most}; {_FAULTS[self.fault]}"]
 
     def _summary(self) -> Sequence[str]:
         silent = sum(row.noise == 0.0 for row in self.rows)
         missing = list(dict.fromkeys(row.name for row in self.rows if isnan(row.noise)))
-        names = f"Not in the parts, because alone they give the output no number: {few(missing, 3)}."
+        names = f"Not attributed, because each alone makes the output NaN or infinite: {few(missing, 3)}."
         counts = f"Counts: {silent} of {counted(len(self.rows), 'row')} without effect on the output."
         return [names, counts] if missing else [counts]
 

@@ -1,9 +1,10 @@
-"""What is known about a pair when hypotheses are made, and the hypotheses themselves."""
+"""Hypotheses, and what they are made from: the measurements of a pair, each taken when it is first needed."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,26 +28,27 @@ from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Counted, Positions
-from pt2qa._simulator.program import Constant, Site
+from pt2qa._simulator.program import Constant, Site, Step
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Place, Ranges, Substitute, Treatment, places_of, with_params
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
+from pt2qa.plugins.options import options_of
 
 FEWEST_STEPS = 127
-"""Integer steps below which an 8-bit site is narrowed by mistake: 7 bits are a choice for CPUs without VNNI."""
+"""Fewer integer steps than these are a mistake: 7 bits are a choice for CPUs without VNNI."""
 
 OUTLIER = 0.1
-"""What is left, at most, of the noise of a site with outlier channels, if each channel has a range of its own."""
+"""Most noise that a site with outlier channels has left with a range per channel, as a share."""
 
 ALIKE = 0.01
-"""Difference of scales, as a share, that changes nothing."""
+"""Relative difference of scales that changes nothing."""
 
 PRODUCTS = ("conv", "linear")
 CLAMPING = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min"})
-"""Activations that drop a part of what they read, so that its range need not be held."""
+"""Activations that clip their input, whose whole range is therefore not needed."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,11 @@ class Hypothesis:
         name: where to look.
         evidence: the numbers that suggest it, and from which analysis.
         remedy: what to do, in words or as a call.
-        treatment: what is measured.
-        others: all places, or the further ones; the report leaves out ``name`` and what is named twice.
+        others: further places; ``name`` and repetitions are left out later.
         cost: share of the multiply-accumulates that it takes out of int8.
-        sentence: the cause in words, where the usual ones do not fit.
-        share: what its sites make of the noise of all sites, each alone, if that is known to bound the gain.
-        gain: the gain in dB where it was measured in another way than by the treatment; None: measure the treatment.
+        sentence: the cause in words, where those of its id do not fit.
+        share: of its sites in the noise of all, if that bounds the gain.
+        gain: in dB, where it was measured in another way; None: measure the treatment.
     """
 
     cause: str
@@ -79,7 +80,6 @@ class Hypothesis:
 
     @property
     def in_words(self) -> str:
-        """The cause as a sentence without a full stop."""
         return self.sentence or CAUSES[self.cause]
 
 
@@ -88,12 +88,11 @@ class Case:
     """A pair under diagnosis.
 
     Attributes:
-        pair: the pair as given.
         judge: measures treatments on the evaluation data.
-        data: the batches that the instruments read, and that remedies may calibrate on.
-        now: the figures of the pair.
+        data: the batches that the analyses read, and that remedies may calibrate on.
+        now: the outcome of the pair.
         state: the remedies that the pair has already.
-        instead: parameters for all sites that were measured to help: ``fitted``, ``by channel``.
+        instead: parameters for all sites that were measured to help.
         known_noises: the noise of sites; None before a hypothesis asks for it.
     """
 
@@ -105,7 +104,6 @@ class Case:
     notes: list[str] = field(default_factory=list)
     instead: frozenset[Ranges] = frozenset()
     known_noises: SiteNoises | None = None
-    _positions: Positions | None = None
 
     def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
         """Batches with samples as the simulator takes them, and which of their positions count; each is a run."""
@@ -117,19 +115,24 @@ class Case:
 
     def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted | None:
         """Which positions of a batch of some data count; None: all do."""
-        if data.mask is None:
-            return None
-        if self._positions is None:
-            self._positions = Positions(self.pair.quantized, self.pair.program, data.mask)
-        return self._positions.of(batch, values)
+        return None if data.mask is None or self._positions is None else self._positions.of(batch, values)
+
+    @functools.cached_property
+    def _positions(self) -> Positions | None:
+        return self.data.positions(self.pair.quantized, self.pair.program)
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the quantizer with their defaults."""
+        recipe = self.judge.recipe
+        return {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
 
     @functools.cached_property
     def first(self) -> Batch:
-        """The first batch of the data that has samples."""
         own: Batch | None = next((batch for batch in self.data if count_samples(self.pair.values(batch))), None)
         found = first_anywhere(own)
         if found is None:
-            raise NoBatchError("no batch to diagnose. Pass at least one.")
+            raise NoBatchError("no batch with samples to diagnose. Pass at least one.")
         return found
 
     @functools.cached_property
@@ -146,7 +149,6 @@ class Case:
 
     @functools.cached_property
     def ranges(self) -> dict[int, Observed]:
-        """The ranges at each activation site, at the positions that count."""
         found = observe(self.pair, self.flat(self.data))
         if self._positions is not None:
             sites = [step.out for step in self.pair.program.steps if step.site in found]
@@ -168,7 +170,6 @@ class Case:
 
     @functools.cached_property
     def costs(self) -> Costs:
-        """The share of the arithmetic of each op."""
         if self.known_noises is not None and self.known_noises.flops:
             return costs_from(self.pair, self.known_noises.flops)
         self.judge.forwards += 1
@@ -176,17 +177,14 @@ class Case:
 
     @functools.cached_property
     def places(self) -> dict[int, Place]:
-        """The place of each site."""
         return places_of(self.pair)
 
     @functools.cached_property
     def annotations(self) -> Annotations | None:
-        """The quantizer's annotations; None for graphs that were made elsewhere."""
         return self.judge.annotations(self.state)
 
     @functools.cached_property
     def fusions(self) -> tuple[Edit, ...]:
-        """The edits that fuse ops which are rounded in between."""
         return () if self.annotations is None else fusions_in(self.annotations)
 
     @property
@@ -225,7 +223,6 @@ class Case:
 
     @property
     def budget(self) -> ErrorBudget | None:
-        """The error budget; None if no hypothesis took the noise of sites."""
         return None if self.known_noises is None else budget_of(self.pair, self.known_noises)
 
     def noise(self, site: int, variant: str = "quantized") -> float:
@@ -236,19 +233,17 @@ class Case:
 
     @functools.cached_property
     def total_noise(self) -> float:
-        """The noise of all sites, each alone."""
         return sum(self.noise(site.index) for site in self.pair.sites)
 
     def excess(self, site: int) -> float:
-        """How much of a site's noise parameters that fit would remove."""
+        """The noise of a site that fitted parameters would remove."""
         return max(self.noise(site) - self.noise(site, "fitted"), 0.0)
 
     def share(self, of: Callable[[int], float], sites: Iterable[int]) -> float:
-        """What some sites make, together, of the noise of all sites."""
+        """The share of some sites in the noise of all."""
         return sum(map(of, sites)) / max(self.total_noise, 1e-300)
 
     def levels(self, site: Site) -> tuple[int, int]:
-        """The integers that a site should have."""
         low, high = site.params.quant_min, site.params.quant_max
         return (low, high) if high - low >= FEWEST_STEPS else INTEGERS.get(site.params.dtype, (low, high))
 
@@ -268,10 +263,8 @@ class Case:
         found = dict(self.fitted)
         for site in self.static_sites:
             observed = self.ranges[site.index]
-            if observed.axis is not None and site.index in found:
-                low, high = observed.channel_lowest, observed.channel_highest
-                assert low is not None, "an axis comes with ranges"
-                assert high is not None, "an axis comes with ranges"
+            low, high = observed.channel_lowest, observed.channel_highest
+            if site.index in found and observed.axis is not None and low is not None and high is not None:
                 found[site.index] = with_params(fitted_by_channel(low, high, observed.axis, *self.levels(site)))
         return found
 
@@ -315,25 +308,27 @@ class Case:
     def needless(self) -> tuple[int, ...]:
         """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
         producers, steps = self.pair.program.producers, self.pair.program.steps
+        readers_of: dict[int, list[Step]] = defaultdict(list)
+        for step in steps:
+            for slot in dict.fromkeys(step.reads):
+                readers_of[slot].append(step)
         found = []
         for site in self.static_sites:
             made = producers.get(site.source)
-            readers = [step for step in steps if site.result in step.reads]
+            readers = readers_of[site.result]
             if made is None or not steps[made].op.startswith(PRODUCTS) or len(readers) != 1:
                 continue
             (reader,) = readers
-            again = [step for step in steps if reader.out in step.reads]
+            again = readers_of[reader.out]
             if reader.op in CLAMPING and again and all(step.site is not None for step in again):
                 found.append(site.index)
         return tuple(found)
 
     @functools.cached_property
     def constants(self) -> dict[int, Constant]:
-        """The constant of each site that has one."""
         return {each.site: each for each in self.pair.program.constants if each.site is not None}
 
     def constant(self, site: Site) -> Constant | None:
-        """The constant of a site, if its float value is known."""
         found = self.constants.get(site.index)
         usable = found is not None and isinstance(found.reference, Tensor) and found.reference.is_floating_point()
         return found if usable else None
@@ -355,7 +350,6 @@ class Case:
         return kept
 
     def names(self, sites: Sequence[int]) -> tuple[str, ...]:
-        """The names of sites, each once, in this order."""
         return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
 
 
@@ -373,7 +367,6 @@ def is_alike(site: Site, played: Substitute) -> bool:
 
 
 def weight_axis(constant: Constant) -> int | None:
-    """The axis of a weight's output channels; None if it has none."""
     if not isinstance(constant.reference, Tensor) or constant.reference.dim() < 2:
         return None
     return 1 if constant.op.startswith("conv_transpose") else 0

@@ -36,10 +36,8 @@ CLOSE = 1e-3
 class Before:
     """The site before another one.
 
-    Attributes:
-        site: it.
-        leaves: maps the reference's value of the second site to its value with the first one on.
-        settles: whether the second site changes none of the values that the first one leaves.
+    ``leaves`` maps the reference's value of the second site to its value with the first one on; ``settles`` says that
+    the second site changes none of these.
     """
 
     site: Site
@@ -97,12 +95,10 @@ class _Series:
         return found if found is None or not clips else (found[0], (*found[1], step))
 
     def output(self, number: int) -> _Origin | None:
-        """The site that an output comes from."""
         outputs = self.program.outputs if isinstance(self.program.outputs, list | tuple) else [self.program.outputs]
         return self.origin(outputs[number].number) if isinstance(outputs[number], Slot) else None
 
     def each(self) -> Iterator[_Series]:
-        """This program and those of all nested graphs."""
         yield self
         for step in self.program.steps:
             for body in self._bodies(step):

@@ -52,7 +52,6 @@ def split(rows: Iterable[Any], noises: SiteNoises) -> dict[str, Any]:
 
 
 def merged(reports: Sequence[Any]) -> Any:
-    """One error budget of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     found = together([_noises_of(report, first.rows) for report in reports])
     notes = joined_notes([report.notes for report in reports])
@@ -63,7 +62,7 @@ def _noises_of(report: Any, rows: Sequence[Any]) -> SiteNoises:
     """The noises that a budget was made of; its sums must have these rows."""
     sums = unpack(report.sums, "rows", RowSums())
     if [(each.site, each.mechanism) for each in sums] != [(row.site, row.mechanism) for row in rows]:
-        raise ReportError("cannot merge: the sums of a report are not those of its rows. Make the report again.")
+        raise ReportError("cannot merge: a report's sums do not match its rows. Run pt2qa.error_budget again.")
     return SiteNoises(
         noise={(each.site, each.mechanism): each.noise for each in sums},
         variance={(each.site, each.mechanism): each.variance for each in sums},

@@ -42,7 +42,7 @@ from pt2qa.errors import SelectionError
 Method = Literal["auto", "projection", "exact"]
 
 RUNS = 16
-"""Runs up to which the exact method, which has no sampling error, costs no more than the projection."""
+"""Runs up to which the exact method costs no more than the projection."""
 
 SURE = 0.1
 """Sampling error of all noise together, as a share of it, above which a batch gets more projections."""
@@ -58,20 +58,10 @@ ENOUGH = 8
 class SiteNoises:
     """The squared output error of each variant of each site alone, summed over the data.
 
-    Args:
-        noise: by site index and name of the variant.  A value that is quantized twice alike is one site, the first.
-        variance: of ``noise``, due to the random projections; 0 for the exact method.
-        signal: sum of the squared reference outputs.
-        measured: squared output error of the fully quantized model.
-        outputs: names of the outputs.
-        method: ``projection`` or ``exact``; the latter as soon as a batch has an op without a gradient.
-        projections: random projections per batch, the maximum over batches; 0 for the exact method.
-        batches, samples: how much was measured; batches that are set apart do not count.
-        notes: what else the reader must know.
-        set_apart: batches excluded from all numbers.
-        input_ranges: how many values of the inputs lie outside the calibrated ranges.
-        settings: what they were measured with, as far as reports must agree in it to be merged.
-        flops: of the first batch, by step.
+    ``noise`` is by site index and name of the variant; a value that is quantized twice alike is one site, the first.
+    ``variance`` is due to the random projections; ``measured`` is the error of the fully quantized model.
+    ``method`` is ``exact`` as soon as a batch has an op without a gradient; ``projections`` are the most of a batch.
+    Reports must agree in ``settings`` to be merged; ``flops`` are of the first batch, by step.
     """
 
     noise: Mapping[Key, float]
@@ -109,8 +99,8 @@ def site_noises(
     Args:
         pair: it is not changed.
         data: read once; only the outputs at positions that count have errors.
-        variants: the variants of a site by name; it is called once for each site, and may return none.  The functions
-            get a whole tensor: a batch's value of an activation, or the float value of a constant.
+        variants: the variants of a site by name, perhaps none.  They get a whole tensor: a batch's value of an
+            activation, or the float value of a constant.
         method: ``projection`` estimates all at once, to first order behind the nonlinear ops that a change is followed
             through; ``exact`` runs the model for each rounding of each site; ``auto`` projects, but for few runs and
             where an op has no gradient.
@@ -119,11 +109,6 @@ def site_noises(
         sampled: names of variants that are measured on the first batches with 8 samples or more together, and whose
             noise is multiplied by the share of all samples that these are.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.
-
-    Raises:
-        BatchError: there is no batch, none gives a number, or one does not match the captured inputs.
-        SelectionError: ``projections`` is not positive, or no output is floating-point; the mask names no input.
-        SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
     """
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
@@ -164,7 +149,6 @@ def site_noises(
 
 
 def together(parts: Sequence[SiteNoises]) -> SiteNoises:
-    """The noises of all parts of the data, whose batches are numbered on."""
     if len(parts) == 1:
         return parts[0]
     apart = numbered_on([each.set_apart for each in parts], [each.batches + len(each.set_apart) for each in parts])
@@ -221,7 +205,6 @@ class _Noises:
     input_ranges: tuple[InputRange, ...] = ()
 
     def add(self, batch: Batch) -> None:
-        """Measures a batch."""
         values = self.pair.values(batch)
         samples = count_samples(values)
         if not samples:
@@ -240,7 +223,7 @@ class _Noises:
                 if self.method == "projection":
                     raise
                 self.projection = None
-                self.notes.append(f"each change took a run of the whole model: {error.reason}")
+                self.notes.append(f"each site took model runs of its own: {error.reason}")
         self._exact(values, samples)
 
     def _projected(self, projection: Projection, values: Sequence[Any], samples: int) -> None:
@@ -282,7 +265,6 @@ class _Noises:
             self._add(samples, reference, quantized, found)
 
     def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
-        """The outputs with one site's value rounded."""
         outputs = outputs_with(self.pair.simulator, values, self.pair.sites[site], rounding)
         return reference if outputs is None else detached(self._finished(outputs))
 
@@ -290,7 +272,6 @@ class _Noises:
         return self._selected(finished(self.pair, outputs, None))
 
     def _selected(self, result: Any) -> Any:
-        """The outputs at the positions that count."""
         return result if self.counted is None else self.counted.selected(result, processed=False)
 
     def _counts(self, values: Sequence[Any], samples: int, reference: Any, quantized: Any) -> bool:
@@ -321,7 +302,6 @@ class _Noises:
                 self._drop(self.sampled)
 
     def _drop(self, names: Collection[str]) -> None:
-        """Leaves variants with these names out from here on."""
         self.variants = {
             site: {name: each for name, each in own.items() if name not in names} for site, own in self.variants.items()
         }
@@ -332,7 +312,6 @@ class _Noises:
         return [(site, name) for site, variants in self.variants.items() for name in variants]
 
     def result(self) -> SiteNoises:
-        """The sums of all batches."""
         counted = self.batches - len(self.set_apart)
         if not counted:
             faults = " ".join(about_faults(self.set_apart, self.batches))
@@ -342,7 +321,7 @@ class _Noises:
             notes += self.projection.notes
             silent = [self.pair.sites[site].name for site in self.variants if site not in self.reached]
             if silent:
-                notes.append(f"no gradient leads from {few(silent, 3)} to a floating-point output: its noise is 0")
+                notes.append(f"no gradient from a floating-point output reaches {few(silent, 3)}: the noise there is 0")
         settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
         if self.positions is not None:
             settings["mask"] = self.positions.name
@@ -367,7 +346,6 @@ class _Noises:
 
 
 def _runs(variants: Mapping[str, Variant]) -> int:
-    """How many roundings the variants of a site have."""
     return len({each for variant in variants.values() for each in variant.both})
 
 

@@ -28,18 +28,18 @@ class Diagnosis(DataReport):
 
     Args:
         rows: the causes, in the order to act on them.
-        tried: remedies that were measured and did not help, or not any more.
-        figures: what the model gives now, with all remedies, and what bounds it.
-        asides: what the structure check found beyond that.
-        verdict: the diagnosis in one sentence, after what is wrong with the data.
+        tried: remedies that are not recommended.
+        figures: the quality now, with all remedies, and with ranges that fit the data.
+        asides: the errors that :func:`pt2qa.check` found.
+        verdict: the diagnosis in one sentence, after problems of the data.
         next_command: what to type or call next; empty if there is nothing to do.
         unit: ``dB``, or the name of the user's metric.
         target: the target in words; empty without one.
         met: 1 if the model reaches the target now, 0 if not, -1 without a target.
-        budget: the error budget in a sentence: the shares of the mechanisms, and the modules that make most.
+        budget: the error budget in a sentence: the shares of the mechanisms, and the noisiest modules.
         plan_json: the override plan of all remedies that are edits; empty without any.
         code: what quantizes the model with all remedies in an export flow without pt2qa; empty if none can be applied.
-        code_verified: what came of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
+        code_verified: the result of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
         forwards: runs of the model on a batch that it took.
         quantizations: how often the model was quantized again.
     """
@@ -55,7 +55,7 @@ class Diagnosis(DataReport):
         "rows": "Causes",
         "figures": "Measured",
         "tried": "Tried, and not recommended",
-        "asides": "Also found by the structure check",
+        "asides": "Errors found by pt2qa.check",
     }
 
     rows: tuple[CauseRow, ...]
@@ -94,7 +94,7 @@ class Diagnosis(DataReport):
         from pt2qa.overrides.plan import OverridePlan
 
         if not self.plan_json:
-            raise ReportError("no remedy of this diagnosis is an edit, so there is no plan.")
+            raise ReportError("no remedy of this diagnosis is an edit, so it has no plan; its rows name the remedies.")
         return OverridePlan.from_json(self.plan_json)
 
     @property
@@ -106,7 +106,9 @@ class Diagnosis(DataReport):
         """
         pair = getattr(self, "_pair", None)
         if pair is None:
-            raise ReportError("this diagnosis holds no pair: it was loaded from a file, or found nothing to apply.")
+            raise ReportError(
+                "this diagnosis has no pair: it was loaded from a file, or found nothing to apply. Run pt2qa.diagnose."
+            )
         return pair
 
     @property
@@ -156,15 +158,15 @@ class Diagnosis(DataReport):
             yield "\n".join(explained(row, self.unit))
         yield Table(self.shown("figures"), self.figures, "Measured")
         yield Listing(f"Tried, and not recommended ({len(self.tried)})", list(_tried(self.tried, self.unit)))
-        asides = [f"{row.rule}{f', {row.name}' if row.name else ''}: {row.why} -> {row.fix}" for row in self.asides]
-        yield Listing(f"Also found by the structure check ({len(asides)})", asides)
+        errors = [f"{row.rule}{f', {row.name}' if row.name else ''}: {row.why} -> {row.fix}" for row in self.asides]
+        yield Listing(f"Errors found by pt2qa.check ({len(errors)})", errors)
         yield from self._set_apart()
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        code = f"The code of all remedies, in a plain export flow: {self.code_verified}."
-        runs = counted(self.forwards, "run of the model on a batch", "runs of the model on a batch")
-        took = f"Took {runs}, and {counted(self.quantizations, 'quantization')}."
+        code = f"Code with all remedies, executed in a plain export flow: {self.code_verified}."
+        runs = counted(self.forwards, "model run on a batch", "model runs on a batch")
+        took = f"Cost: {runs}, {counted(self.quantizations, 'quantization')}."
         return [
             *([self.budget] if self.budget else []),
             *([code] if self.code else []),
@@ -173,16 +175,13 @@ class Diagnosis(DataReport):
         ]
 
     def lines(self) -> Sequence[str]:
-        """The verdict, and the data."""
         return [*self._lead(), *self._data()]
 
     def advice(self) -> tuple[Step, ...]:
-        """The causes with their remedies."""
         return tuple(_step(row, self.unit) for row in self.rows)
 
 
 def explained(row: CauseRow, unit: str) -> list[str]:
-    """A cause in words: what, where, why, what to do, what it gives."""
     step = _step(row, unit)
     where = f" at {step.name}{f' ({step.source})' if step.source else ''}" if step.name else ""
     what, evidence = step.why
@@ -195,7 +194,7 @@ def explained(row: CauseRow, unit: str) -> list[str]:
 
 
 def _step(row: CauseRow, unit: str) -> Step:
-    others = f" Also at {few(row.others.split(', '), 3)}." if row.others else ""
+    others = f" Also at {few(row.places, 3)}." if row.places else ""
     unit = "dB" if row.how in ("deployed", "compared") else unit
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:

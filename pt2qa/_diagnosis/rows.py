@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from typing import Annotated, ClassVar
@@ -16,9 +17,14 @@ def signed(value: float) -> str:
     return number(value) if value in (inf, -inf) or isnan(value) else f"{value:+.3g}"
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names as the one text that a column holds; :attr:`CauseRow.places` reads it."""
+    return ", ".join(names)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CauseRow(Row):
-    """One cause of the error, with what its remedy was measured to give.
+    """One cause of the error, with the measured gain of its remedy.
 
     Args:
         rank: 1 is the first to act on.
@@ -27,8 +33,8 @@ class CauseRow(Row):
         module: its module path.
         evidence: the numbers that point to it, and from which analysis.
         remedy: what to do: the exact call, or advice.
-        gain: what the remedy alone gives the worst output in dB, or the user's metric in its unit, measured; inf where
-            the model has no number without it.
+        gain: measured gain of the remedy alone: dB of the worst output, or in the unit of the user's metric; inf where
+            the model is not finite without it.
         gain_in_sequence: the same after the remedies of the rows above.
         cost: share of the multiply-accumulates that the remedy takes out of int8, 0..1; 0 for a free one.
         sentence: the cause in words.
@@ -57,6 +63,11 @@ class CauseRow(Row):
 
     shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
 
+    @property
+    def places(self) -> list[str]:
+        """``others`` as a list."""
+        return self.others.split(", ") if self.others else []
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TriedRow(Row):
@@ -67,7 +78,7 @@ class TriedRow(Row):
         name: where.
         remedy: what was tried.
         gain: what it gave alone; nan if it was not measured.
-        reason: why it is no row of the diagnosis.
+        reason: why it is not recommended.
     """
 
     cause: Annotated[str, column(key=True, importance=0)]
@@ -79,7 +90,7 @@ class TriedRow(Row):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FigureRow(Row):
-    """What a configuration was measured to give on the evaluation data.
+    """Quality of a configuration on the evaluation data.
 
     Args:
         name: ``now``; ``after``: with all remedies; ``deployed``: the backend's program, now and after the remedies
@@ -105,10 +116,10 @@ class FigureRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class AsideRow:
-    """Something wrong with the model or the quantizer that costs the outputs nothing here.
+    """An error that :func:`pt2qa.check` found, which need not cost the outputs anything.
 
     Args:
-        rule: id of the rule of :func:`pt2qa.check` that found it.
+        rule: id of its rule.
         name: where.
         why: what is wrong.
         fix: what to do.

@@ -1,4 +1,4 @@
-"""The search for remedies: which hypotheses are made, what each must give, and in which order they are taken."""
+"""The search for remedies: which hypotheses are made, what each must gain, and in which order they are taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
-from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
+from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow, listed
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method
@@ -23,16 +23,16 @@ from pt2qa._trials.treatment import Ranges, Substitute, Treatment
 from pt2qa.errors import Pt2qaError
 
 FREE_GAIN: Final = 2.0
-"""Smallest gain in dB for which a remedy that quantizing again applies for free is a row; other data differ by less."""
+"""Least gain in dB of a free remedy to become a row; other data differ by less."""
 
 PAID_GAIN: Final = 3.0
-"""The same for one that takes ops out of int8, or changes model or quantizer: half of the noise."""
+"""The same for a remedy that takes ops out of int8, or changes model or quantizer: half of the noise."""
 
 GAIN_FOR_ALL: Final = 8.0
-"""How much more, in dB, a remedy must give that takes all multiply-accumulates out of int8; in proportion for less."""
+"""Further gain in dB required for taking all multiply-accumulates out of int8; in proportion for less."""
 
 GOOD, GAIN_OF_GOOD = 40.0, 6.0
-"""From this SQNR in dB on, nobody would notice less than this gain."""
+"""From this SQNR in dB on, the least gain that anybody would notice."""
 
 GUARDED_GAIN: Final = 0.5
 """The same for a repair, which is kept only if it helps data that it was not fitted to."""
@@ -41,39 +41,39 @@ WITH_TARGET: Final = 0.5
 """The same for all where there is a target to reach."""
 
 POOR: Final = 25.0
-"""dB below which half of the noise is worth ops in float although nobody gave a target."""
+"""dB below which half of the noise is worth ops in float without a target."""
 
 GAIN_OF_FAIR: Final = 9.0
-"""What ops in float must give above that: in a small net, one op may well make three quarters of the noise."""
+"""Least gain of ops in float above that: in a small net, one op may well cause three quarters of the noise."""
 
 ADVICE_OF_FAIR: Final = 4.0
-"""What a change of the model or quantizer must give above that: what a backend shares or fixes costs about as much."""
+"""Least gain of changing model or quantizer above that: what backends share or fix costs about as much."""
 
 SLOPE: Final = 0.6
-"""How much more, per dB above that, a remedy must give whose cause is also found, smaller, where nothing is wrong."""
+"""Further gain required per dB above that for causes in ``NATURAL``."""
 
 PAID: Final = 0.75
-"""How much of its gain counts where remedies are ranked, if a remedy takes ops out of int8."""
+"""Weight of the gain in the ranking if a remedy takes ops out of int8."""
 
 ALIKE: Final = 0.5
-"""Gains in dB that do not tell two remedies apart: the cause that explains more is preferred."""
+"""Difference in dB below which two gains are equal, and the cause that explains more is preferred."""
 
 _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by channel": "ranges fitted by channel"}
-"""What the table of figures calls what bounds it."""
+"""Their names in the table of figures."""
 
 FITS: Final = 1.0
-"""If ranges fitted to the data would give less than this, in dB, no range or weight is at fault."""
+"""If ranges fitted to the data gain less than this, in dB, no range or weight is at fault."""
 
 HIDDEN: Final = 3e-4
-"""Share of the noise of all sites below which a remedy cannot give 2 dB, even after the others have given 30 dB."""
+"""Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
 
 SPREAD: Final = 4.0
-"""If ranges by channel would give less than this, in dB, no channel is an outlier."""
+"""If ranges by channel gain less than this, in dB, no channel is an outlier."""
 
 
 @dataclass
 class Search:
-    """The remedies found so far; ``state`` has all of them."""
+    """The remedies so far; ``state`` has all of them, ``quality`` is the outcome with them."""
 
     case: Case
     needed: float | None
@@ -83,7 +83,7 @@ class Search:
         self.rows: list[CauseRow] = []
         self.tried: list[TriedRow] = []
         self.untried: dict[str, dict[str, None]] = {}
-        """By error, the remedies that cannot be tried because of it."""
+        """By error, the remedies that fail with it."""
         self.state = Treatment()
         self.quality: Outcome = self.case.now
         self.bounds: dict[Ranges, Outcome] = {}
@@ -125,7 +125,7 @@ class Search:
                     self._take([found])
                     continue
                 reason = found
-            remedy = f"the {method.name} of pt2qa.repair"
+            remedy = f"{method.name}, as pt2qa.repair does"
             self.tried.append(TriedRow(cause, "", remedy, math.nan, reason or "the target is met without it"))
 
     def final(self) -> tuple[QuantizedPair | None, Outcome]:
@@ -136,7 +136,7 @@ class Search:
         try:
             pair = self.case.judge.applied(state)
         except Pt2qaError as error:
-            self.case.notes.append(f"all remedies together cannot be applied: {error}")
+            self.case.notes.append(f"all remedies together could not be applied: {error}")
             return None, self.quality
         if not state.made_of_edits:
             return pair, self.quality
@@ -144,8 +144,7 @@ class Search:
         return pair, judge.converted(pair) if state.floats else self.quality
 
     def notes(self) -> list[str]:
-        """What could not be tried, each reason once."""
-        return [f"cannot be tried: {few(list(each))}: {error}" for error, each in self.untried.items()]
+        return [f"not measured: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
     def so_far(self) -> tuple[QuantizedPair | None, Outcome]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
@@ -154,13 +153,12 @@ class Search:
             self._left.remove(best)
             self._add(best[0])
         for each, gain in self._left:
-            self._reject(each, gain, "interrupted before it was tried after those above")
+            self._reject(each, gain, "interrupted before it was measured after the remedies above")
         state = self.state
         requantized = state.requantizes and state.made_of_edits and not state.floats
         return self.case.judge.pair_with(state) if requantized else None, self.quality
 
     def figures(self, after: Outcome) -> Iterator[Any]:
-        """The rows of the table of figures."""
         yield _figure_row("now", self.case.now)
         if self.rows:
             yield _figure_row("after", after)
@@ -169,14 +167,12 @@ class Search:
         yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
-        """Compares the deployed program, and adds what its kernels cost."""
         report, hypotheses = deployed_kernels.kernels(self.case, backend)
         rows = len(self.rows)
         self._take(hypotheses)
         found = [("deployed", report.sqnr)]
         found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:]]
-        aim = self.case.judge.target
-        of_metric = aim is not None and aim.metric is not None
+        of_metric = self.case.judge.metric is not None
         self.deployed = [
             FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
         ]
@@ -227,7 +223,6 @@ class Search:
             yield from configuration.observers(case)
 
     def _treated(self) -> Case:
-        """The case after the remedies so far."""
         pair = self.case.judge.pair_with(self.state)
         if pair is self.case.pair:
             return self.case
@@ -249,14 +244,14 @@ class Search:
     def _take(self, hypotheses: Sequence[Hypothesis], *, again: bool = False) -> None:
         """Measures each remedy after those taken before, then adds them, the best first, as long as they help.
 
-        Beside a large fault, the remedy of a smaller one gives little: what helped too little, or was too small to be
+        Beside a large fault, the remedy of a smaller one gains little: what gained too little, or was too small to be
         tried, is tried ``again``.
         """
         start, before, rows = self.state, self.quality, len(self.rows)
         left = self._left = []
         little = []
         for each in _distinct(hypotheses):
-            noise = f"its roundings make {share(each.share)} % of the noise of all sites"
+            noise = f"its sites cause only {share(each.share)} % of the noise of all sites"
             if each.share < HIDDEN:
                 self._reject(each, math.nan, noise)
                 continue
@@ -277,7 +272,7 @@ class Search:
                 self._reject(each, gain, "the target is met without it")
             else:
                 self._add(each)
-        # Ranges say nothing about causes that are no matter of degree, such as a bias in eight bits.
+        # Ranges tell nothing about other causes, such as a bias in eight bits.
         more = [each for each, _, _ in little if self._can_gain() or each.cause not in NATURAL]
         more = more if len(self.rows) > rows else []
         for each, gain, reason in little:
@@ -287,10 +282,9 @@ class Search:
             self._take(more, again=True)
 
     def _too_little(self, gain: float) -> str:
-        """Why a remedy that gains is no row."""
         if gain < FREE_GAIN or self.needed is not None:
-            return "it helps too little"
-        return f"at {decibel(self.quality.worst[1])} dB, a gain like that is left to those who need it"
+            return "gain too small"
+        return f"gain too small for a model with {decibel(self.quality.worst[1])} dB and no target"
 
     def _is_small(self, each: Hypothesis) -> bool:
         """Whether the sites of a remedy make too little of the noise for half of the least gain."""
@@ -306,7 +300,7 @@ class Search:
         alone = self._gain(each, Treatment(), self.case.now)
         in_sequence = self._gain(each, self.state, self.quality)
         if not in_sequence >= self._least(each) or self._by_chance(each, self.state, self.quality):
-            self._reject(each, alone, "it adds nothing to the remedies above")
+            self._reject(each, alone, "no further gain after the remedies above")
             return
         self.state = self.state.then(each.treatment)
         self.quality = self.case.judge.outcome(self.state)
@@ -322,7 +316,7 @@ class Search:
                 gain_in_sequence=in_sequence,
                 cost=each.cost,
                 sentence=each.in_words,
-                others=", ".join(name for name in dict.fromkeys(each.others) if name != each.name),
+                others=listed(name for name in dict.fromkeys(each.others) if name != each.name),
                 source=_source(self.case.pair, each.name),
                 quality=self.quality.value,
                 how=_how(each),
@@ -330,7 +324,7 @@ class Search:
         )
 
     def _gain(self, each: Hypothesis, state: Treatment, quality: Outcome) -> float:
-        """What a remedy gives a treated model; nan if it cannot be tried there."""
+        """The gain of a remedy after others; nan if it cannot be applied there."""
         if each.gain is not None:
             return each.gain
         try:
@@ -341,8 +335,7 @@ class Search:
 
     def _least(self, each: Hypothesis) -> float:
         """The smallest gain over the model with the remedies so far for which another one is a row."""
-        aim = self.case.judge.target
-        if aim is not None and aim.metric is not None:
+        if self.case.judge.metric is not None:
             return 1e-9
         if self.needed is not None:
             return WITH_TARGET
@@ -388,11 +381,10 @@ NATURAL: Final = PAID_CAUSES | {
     "shared-scale",
     "observer",
 }
-"""Causes that are a matter of degree: other samples of the same kind, and other layers of a sound model, show them."""
+"""Causes that are a matter of degree: a sound model has them, too, only smaller."""
 
 
 def _is_free(each: Hypothesis) -> bool:
-    """Whether quantizing again applies a remedy, and all stays in int8."""
     return each.treatment.made_of_edits and not each.treatment.floats
 
 
@@ -404,14 +396,12 @@ def _figure_row(name: str, found: Outcome) -> FigureRow:
 
 
 def _how(each: Hypothesis) -> str:
-    """How the gain of a remedy was measured."""
     if each.gain is not None:
         return "deployed" if each.treatment != Treatment() else "compared"
     return "quantized again" if each.treatment.requantizes else "simulated"
 
 
 def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Each cause at each place once."""
     return list({(each.cause, each.name, each.remedy): each for each in hypotheses}.values())
 
 

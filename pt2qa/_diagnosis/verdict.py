@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pt2qa._diagnosis.rows import CauseRow, signed
+from pt2qa._diagnosis.rows import signed
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted, few
 from pt2qa.plugins import GenericPlugin, describe
@@ -14,27 +13,17 @@ from pt2qa.plugins.options import with_options
 
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
+    from pt2qa._diagnosis.search import Search
     from pt2qa._simulator.program import Site
     from pt2qa._trials.outcome import Outcome
-    from pt2qa._trials.target import Target
-    from pt2qa._trials.treatment import Ranges, Treatment
 
 MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
 
 
-def verdict_of(
-    case: Case,
-    rows: Sequence[CauseRow],
-    bounds: Mapping[Ranges, Outcome],
-    after: Outcome,
-    needed: float | None,
-    aim: Target | None,
-    *,
-    interrupted: bool,
-) -> str:
-    """The diagnosis in one or two sentences."""
-    unit = "dB" if aim is None or aim.metric is None else aim.name
+def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
+    case, rows, needed = search.case, search.rows, search.needed
+    unit = unit_of(case)
     now = _quality(case.now, unit)
     if rows:
         first = rows[0]
@@ -44,62 +33,58 @@ def verdict_of(
         if len(rows) > 1:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
-            found += f". The target, {number(needed)}, is still missed"
+            found += f". The target, {number(needed)}, is not met"
         return f"{found}."
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):
         fault = case.fault
         where = f": {fault.what} at {fault.name} in the {fault.side} model, batch {fault.batch}" if fault else ""
-        what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is nan"
+        what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is NaN"
         return f"No diagnosis: {what}{where}."
     if needed is not None and case.now.value >= needed:
         return f"Nothing to do: {now}, the target is {number(needed)}."
     if needed is not None:
-        return f"{now}, and no single remedy helps enough to reach {number(needed)}."
+        return f"{now}; no remedy reaches the target, {number(needed)}."
     found = _spread(case)
-    best = max((each.worst[1] for each in bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
+    best = max((each.worst[1] for each in search.bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
     if best < LOW:
         return (
-            f"{now}. The model itself amplifies rounding: even with a range for each channel that fits the data, 8 "
-            f"bits give {decibel(best)} dB{found}."
+            f"{now}. The model itself amplifies rounding errors: even with ranges fitted per channel, 8 bits give "
+            f"{decibel(best)} dB{found}."
         )
     if whole := case.pair.program.whole_graphs:
-        return f"No cause found: {now}{found}. What {few(case.names(sorted(whole)))} rounds is known as a whole only."
+        return f"No cause found: {now}{found}. The noise inside {few(case.names(sorted(whole)))} is not attributed."
     if case.now.worst[1] < LOW:
         holder = _holder(case)
         if holder is None:
             return f"No single cause: {now}{found}."
-        return (
-            f"No remedy that was measured helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}."
-        )
+        return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}."
     return f"Nothing to do: {now}{found}."
 
 
 LOW = 20.0
-"""dB below which 8 bits with the best ranges are too few for a model."""
+"""dB below which 8 bits with the best ranges are too few."""
 
 
-def next_command(
-    case: Case,
-    rows: Sequence[CauseRow],
-    state: Treatment,
-    after: Outcome,
-    needed: float | None,
-    *,
-    interrupted: bool,
-) -> str:
+def unit_of(case: Case) -> str:
+    """``dB``, or the name of the user's metric."""
+    aim = case.judge.target
+    return "dB" if aim is None or aim.metric is None else aim.name
+
+
+def next_command(search: Search, after: Outcome, *, interrupted: bool) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
-    target = search_target(case, rows, after, needed)
+    target = search_target(search, after)
     if target is not None:
         return f"pt2qa.reconfigure(pair, batches, target={target:g})"
-    if not rows:
+    if not search.rows:
         return ""
-    recipe = case.judge.recipe
+    recipe, state = search.case.judge.recipe, search.state
     if recipe is None or not state.made_of_edits or not (state.requantizes or state.floats):
-        return rows[0].remedy
+        return search.rows[0].remedy
     plugin = with_options(recipe.plugin, dict(state.options))
     quantizer = "quantizer" if isinstance(plugin, GenericPlugin) else repr(describe(plugin))
     data = "calibration" if state.data is None else state.data.name
@@ -107,10 +92,10 @@ def next_command(
     return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
 
 
-def search_target(case: Case, rows: Sequence[CauseRow], after: Outcome, needed: float | None) -> float | None:
+def search_target(search: Search, after: Outcome) -> float | None:
     """What a search for another configuration should reach; None if there is nothing to search for."""
-    poor = case.now.worst[1]
-    if not rows and needed is None and poor < LOW:
+    poor, needed = search.case.now.worst[1], search.needed
+    if not search.rows and needed is None and poor < LOW:
         return math.ceil(poor) + 3
     return None if needed is None or after.value >= needed else needed
 
@@ -143,7 +128,6 @@ def _holder(case: Case) -> Site | None:
 
 
 def _spread(case: Case) -> str:
-    """Over how many sites the noise is spread."""
     noises = sorted((case.noise(site.index) for site in case.pair.sites), reverse=True)
     total, held, count = sum(noises), 0.0, 0
     while held < MOST_NOISE * total:

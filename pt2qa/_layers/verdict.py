@@ -115,14 +115,14 @@ def _about_growth(rows: Sequence[LayerRow], sqnr: float) -> str:
         return ""
     limit = power(-LOW_SQNR)
     large = sorted((row for row in known if growth(row) > limit), key=growth, reverse=True)
-    grows = f"grows by more than {100 * limit:g} % of the signal's power"
+    by = f"by more than {100 * limit:g} % of the signal's power"
     if not large:
-        return f"From what an op reads to what it makes, the noise nowhere {grows}."
+        return f"No op increases the noise {by}."
     measured = any(not isnan(row.isolated_sqnr) for row in rows)
     own = [row for row in large if _is_own(row)] if measured else large
     cases = f", in {counted(len(own), 'case')} by the op's own quantization" if measured else ""
     most = next((row for row in own if growth(row) >= power(-sqnr - NEAR)), None)
-    return f"The noise {grows} at {counted(len(large), 'op')}{cases}{_from_to(most)}."
+    return f"The noise grows {by} at {counted(len(large), 'op')}{cases}{_from_to(most)}."
 
 
 def _from_to(row: LayerRow | None) -> str:

@@ -9,18 +9,15 @@ from typing import Any
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
-from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import in_step
 from pt2qa._reconfigure.baseline import Baseline, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
 from pt2qa._reconfigure.costs import costs_of
-from pt2qa._reconfigure.final import Converted, aimed_until_met
 from pt2qa._reconfigure.noises import check_given, noises_of
-from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, stages, target_text, verdict
+from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, reported, stages, target_text, verdict
 from pt2qa._reconfigure.report import Reconfiguration, Stage
-from pt2qa._reconfigure.search import Search, Selection
+from pt2qa._reconfigure.search import Converted, Search, Selection, aimed_until_met
 from pt2qa._repair.methods import methods_named
-from pt2qa._report.prose import counted
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
@@ -104,7 +101,7 @@ def reconfigure(
     recipe = recipe_of(pair, fallback)
     limits = budget if isinstance(budget, Budget) else Budget(**dict(budget or {}))
     if target is None and limits == Budget():
-        raise SelectionError("neither target nor budget is given. Pass target=30 (dB), or budget={'macs': 0.2}.")
+        raise SelectionError("got neither target nor budget. Pass target=30 (dB), or budget={'macs': 0.2}.")
     aim = Target(-math.inf) if target is None else read_target(target)
     if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
         raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
@@ -131,8 +128,8 @@ def reconfigure(
         base = with_free_edits(base, fuse, observers, methods, Folds.of(pair, again), needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
     if base.state.edits and sensitivity is not None:
-        notes.append("sensitivity= is of the pair before its free edits: it was measured anew after them")
-    noises = noises_of(base, None if base.state.edits else sensitivity, progress)
+        notes.append("sensitivity= is not used: the free edits change the noise of sites, so it was measured again")
+    noise, noise_notes = noises_of(base, None if base.state.edits else sensitivity, progress)
     costs = costs_of(base.pair, first.values)
     candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))
     edges_of = edges_by_site(base.pair, base.annotations)
@@ -146,7 +143,7 @@ def reconfigure(
     def searched(aimed: float | None) -> Search:
         # Ops at levels other than float keep their sites; the simulator runs without them.
         exact = sites_on if fallback == "float" else None
-        return Search(base, candidates, edges_of, noises.of_site, costs, aimed, limits, exact)
+        return Search(base, candidates, edges_of, noise, costs, aimed, limits, exact)
 
     def converted(chosen: Selection) -> Converted:
         treatment = base.edited(edits_of(chosen)[0])
@@ -159,7 +156,7 @@ def reconfigure(
     if found.met and needed is not None:
         final, done = aimed_until_met(final, found.quality, needed, searched, converted)
         notes += done
-    notes += [*noises.notes, *final.pair.verify(first.batch)]
+    notes += [*noise_notes, *final.pair.verify(first.batch)]
     notes += unintended(base.pair, final.pair, search.on(final.chosen), fallback)
     apart = len(reference.health.faults) if aim.metric is None else 0
     result = Result(
@@ -178,10 +175,13 @@ def reconfigure(
     judge.bar.close()
     stay = search.on(final.chosen)
     simulated = base.quality(stay)
-    said = reference.health.before(verdict(aim, needed, limits, result, pair.quantizer))
-    about = f"{pair.model}, quantized by {pair.quantizer} with {counted(result.edits, 'edit')}.\n\n{said}"
-    flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
-    return Reconfiguration(
+    return reported(
+        judge,
+        final.pair,
+        final.plan,
+        verdict(aim, needed, limits, result, pair.quantizer),
+        notes,
+        verify_code,
         rows=(*free_rows(pair, base, edits_of(final.chosen)[0]), *edit_rows(final.chosen, search)),
         curve=tuple(curve(base, found, search)),
         stages=(
@@ -191,20 +191,7 @@ def reconfigure(
         ),
         target=target_text(aim, needed, limits),
         met=int(result.met),
-        verdict=said,
-        evaluations=judge.measured,
-        plan_json=final.plan.to_json(),
-        code=flow.code,
-        notes=tuple(dict.fromkeys([*notes, *interrupted])),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
-        code_verified=flow.verified,
-        batches=reference.health.batches,
-        samples=reference.health.samples,
-        set_apart=reference.health.set_apart,
-        input_ranges=reference.health.input_ranges,
-    ).with_pair(final.pair)
+    )
 
 
 def calibration_for(recipe: Recipe, given: Iterable[Any] | None, data: Data) -> Data:
@@ -213,8 +200,8 @@ def calibration_for(recipe: Recipe, given: Iterable[Any] | None, data: Data) -> 
         return replace(data, name="calibration", batches=given)
     if recipe.data is None:
         raise SelectionError(
-            "the batches that the pair was calibrated on were an iterator, which is used up. "
-            "Pass calibration=, a list or a loader that starts over."
+            "the pair was calibrated on an iterator, which is exhausted. Pass calibration=, a list or a loader that "
+            "starts over."
         )
     return replace(data, name="calibration", batches=recipe.data.batches, inputs_of=recipe.data.inputs_of)
 
@@ -224,11 +211,11 @@ def recipe_of(pair: QuantizedPair, fallback: Fallback) -> Recipe:
     recipe = pair.recipe
     if recipe is None or pair.capture is None:
         raise SelectionError(
-            "this pair was not made by pt2qa.quantize, so its quantizer cannot be configured again. "
-            "Quantize the capture with pt2qa.quantize(capture, quantizer, calibration)."
+            "this pair was not made by pt2qa.quantize, so it cannot be quantized again. Pass one that was: "
+            "pt2qa.quantize(capture, quantizer, calibration)."
         )
     levels = levels_of(recipe.plugin)
     if fallback not in levels:
         has = ", ".join(level for level in levels if level in ("float", "int16", "dynamic"))
-        raise SelectionError(f"fallback: got {fallback!r}; {recipe.plugin.name} has {has}.")
+        raise SelectionError(f"fallback: got {fallback!r}, expected one that {recipe.plugin.name} supports: {has}.")
     return recipe

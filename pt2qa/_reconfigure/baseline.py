@@ -25,19 +25,16 @@ class Baseline:
 
     @property
     def pair(self) -> QuantizedPair:
-        """The pair to search from."""
         return self.judge.pair_with(self.state)
 
     @property
     def annotations(self) -> Annotations:
-        """Its annotations."""
         found = self.judge.annotations(self.state)
         assert found is not None, "a pair that is quantized again has annotations"
         return found
 
     @property
     def outcome(self) -> Outcome:
-        """The pair's measured quality."""
         return self.judge.outcome(self.state)
 
     def quality(self, on: Collection[int]) -> Outcome:
@@ -49,11 +46,13 @@ class Baseline:
         """The treatment with more edits, all of which are applied by quantizing again."""
         return self.state.then(Treatment(floats=tuple(edits)))
 
+    def free(self, edits: Sequence[Edit]) -> Treatment:
+        return self.state.then(Treatment(edits=tuple(edits)))
+
     def better(self, edits: Sequence[Edit]) -> Baseline:
-        """With further free edits if they improve the quality, else as it is."""
         if not edits:
             return self
-        changed = replace(self, state=self.state.then(Treatment(edits=tuple(edits))))
+        changed = replace(self, state=self.free(edits))
         return changed if changed.outcome.rank > self.outcome.rank else self
 
 
@@ -79,7 +78,7 @@ def with_free_edits(
     fused = best
     for observer in observers:
         if not enough(best):
-            tried = fused.better(_observing(fused.annotations, observer))
+            tried = fused.better(observing(fused.annotations, observer))
             best = tried if tried.outcome.rank > best.outcome.rank else best
     for method in repairs:
         if not enough(best):
@@ -88,26 +87,21 @@ def with_free_edits(
 
 
 def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
-    """The pair with a repair that helps on data it was not fitted to, and on what is measured; a note says so."""
-    found = guarded(method, base.pair, data)
-    new = base
-    if found.fit is not None:
-        edits = found.fit.edits
-        base.judge.adopt(base.state.then(Treatment(edits=edits)), data.quantized_with(base.pair, edits))
-        new = base.better(edits)
-    data.made.clear()
+    """The pair with a repair, if it gains on held-out calibration data and on the evaluation data; a note says so."""
+    found = guarded(method, base.pair, data, lambda edits: base.judge.pair_with(base.free(edits)))
+    new = base if found.fit is None else base.better(found.fit.edits)
     base.judge.forget(but=new.state)
-    gain = f"{found.gain:+.2g} dB on calibration data that was left out of the fit"
+    gain = f"{found.gain:+.2g} dB on held-out calibration data"
     if found.fit is None:
-        note = f"{method.name} not repaired: {found.refused}"
+        note = f"{method.name} not applied: {found.refused}"
     elif new is base:
-        note = f"{method.name} not repaired: {gain}, but no gain on what is measured"
+        note = f"{method.name} not applied: {gain}, but no gain on the evaluation data"
     else:
-        note = "; ".join(filter(None, (f"{method.name} repaired: {gain}", found.left_out)))
+        note = "; ".join(filter(None, (f"{method.name} applied: {gain}", found.left_out)))
     return replace(new, notes=(*base.notes, note))
 
 
-def _observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
+def observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
     """One edit: another observer for all activations that it can observe; none if all have it."""
     ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
     if not ops:

@@ -1,13 +1,17 @@
-"""The edits available to a search, what each of them frees, and their combined effect."""
+"""The edits available to a search, and their order by gain per cost, from the noise of the sites that they switch off.
+
+A site stays on while any op requires it: the one that produces the value, or one that reads it.  So a single edit may
+gain nothing, and two together much; bundles are single edits, and for each site the edits that free it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.costs import Costs
-from pt2qa._reconfigure.ordering import EditCandidate
 from pt2qa._report.prose import few
 from pt2qa.errors import QuantizeError
 from pt2qa.overrides.annotations import Annotations, Edge
@@ -16,9 +20,20 @@ from pt2qa.overrides.points import OUTPUT
 
 Fallback = Literal["float", "int16", "dynamic"]
 
+Noise = tuple[float, ...]
+"""Noise power in each output, as a share of the power of the float model's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditCandidate:
+    """One edit, the edges it stops quantizing, and its cost as a share of the model; 0 for a fusion."""
+
+    edit: Edit
+    frees: frozenset[Edge]
+    cost: float
+
 
 def edges_by_site(pair: QuantizedPair, annotations: Annotations) -> dict[int, frozenset[Edge]]:
-    """By site, the annotated edges that require it."""
     return {
         index: frozenset(edge for point in points if (edge := annotations.unspecified(point)) is not None)
         for index, points in annotations.points_at(pair.sites).items()
@@ -58,15 +73,99 @@ def applied(base: Annotations, edits: Iterable[Edit]) -> tuple[tuple[Edit, ...],
 
 
 def unintended(old: QuantizedPair, new: QuantizedPair, on: frozenset[int], fallback: Fallback) -> list[str]:
-    """Unintended changes, as notes."""
     intended = {(site.kind, site.name) for site in old.sites if site.index in on}
     got = {(site.kind, site.name) for site in new.sites}
     too_few = sorted(f"{kind} of {name}" for kind, name in intended - got)
     too_many = sorted(f"{kind} of {name}" for kind, name in got - intended) if fallback == "float" else []
-    notes = (("not meant to leave int8, but did", too_few), ("meant to leave int8, but did not", too_many))
+    notes = (("left int8 unexpectedly", too_few), ("stayed in int8 unexpectedly", too_many))
     return [f"{what}: {few(sites)}" for what, sites in notes if sites]
 
 
 def _edges(annotations: Annotations) -> frozenset[Edge]:
     """The edges by what annotates them; the rounding may change when the anchor of a shared spec is removed."""
     return frozenset(edge for point in annotations.specs if (edge := annotations.unspecified(point)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Candidates that are added together, by their positions in the candidate list.
+
+    ``gain`` is the noise removed from each output; ``off`` are the sites that this bundle and the ones before switch
+    off.
+    """
+
+    members: tuple[int, ...]
+    gain: Noise
+    cost: float
+    off: frozenset[int]
+
+
+def order_bundles(
+    candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]], noise: Mapping[int, Noise]
+) -> list[Bundle]:
+    """Bundles in the order in which a search adds them: largest gain per cost each time, free ones first.
+
+    The gain is that of the current worst output, or of the worst one that any bundle still improves.
+    """
+    remaining = {site: set(edges) for site, edges in edges_of.items() if edges}
+    sites_of: dict[Edge, list[int]] = {}
+    for site, edges in remaining.items():
+        for edge in edges:
+            sites_of.setdefault(edge, []).append(site)
+    groups = list(dict.fromkeys([*((number,) for number in range(len(candidates))), *_freeing(candidates, edges_of)]))
+    outputs = range(len(next(iter(noise.values()), ())))
+    chosen: set[int] = set()
+    gone: set[int] = set()
+    bundles: list[Bundle] = []
+
+    def weigh(group: tuple[int, ...]) -> Bundle:
+        new = tuple(number for number in group if number not in chosen)
+        freed = frozenset().union(*(candidates[number].frees for number in new))
+        touched = {site for edge in freed for site in sites_of.get(edge, ()) if site in remaining}
+        off = frozenset(site for site in touched if remaining[site] <= freed)
+        return Bundle(new, total_noise(noise, off, outputs), sum(candidates[number].cost for number in new), off)
+
+    while True:
+        weighed = [(group, bundle) for group in groups if any((bundle := weigh(group)).gain)]
+        left = total_noise(noise, noise.keys() - gone, outputs)
+        worst_first = sorted(outputs, key=lambda output: -left[output])
+        worst = next((o for o in worst_first if any(bundle.gain[o] for _, bundle in weighed)), None)
+        if worst is None:
+            return bundles
+        best = max((bundle for _, bundle in weighed), key=lambda bundle: _worth(bundle.gain[worst], bundle.cost))
+        chosen.update(best.members)
+        freed = frozenset().union(*(candidates[number].frees for number in best.members))
+        for edges in remaining.values():
+            edges -= freed
+        for site in best.off:
+            del remaining[site]
+        gone |= best.off
+        bundles.append(replace(best, off=frozenset(gone)))
+        groups = [group for group, _ in weighed if not chosen.issuperset(group)]
+
+
+def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
+    silent = (0.0,) * len(tuple(outputs))
+    found = [noise.get(site, silent) for site in sites]
+    return tuple(map(sum, zip(*found, strict=True))) if found else silent
+
+
+def _worth(gain: float, cost: float) -> tuple[bool, float]:
+    """Free edits that help come first, then the largest gain per cost."""
+    return cost == 0 and gain > 0, gain / cost if cost else gain
+
+
+def sites_off(candidates: Iterable[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> frozenset[int]:
+    freed = frozenset().union(*(candidate.frees for candidate in candidates))
+    return frozenset(site for site, edges in edges_of.items() if edges and edges <= freed)
+
+
+def _freeing(candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> Iterable[tuple[int, ...]]:
+    """For each site the cheapest candidates that together free it."""
+    by_edge: dict[Edge, list[int]] = {}
+    for number, candidate in enumerate(candidates):
+        for edge in candidate.frees:
+            by_edge.setdefault(edge, []).append(number)
+    for edges in edges_of.values():
+        if edges and all(edge in by_edge for edge in edges):
+            yield tuple(sorted({min(by_edge[edge], key=lambda number: candidates[number].cost) for edge in edges}))

@@ -29,16 +29,13 @@ class Costs:
     float_bytes: float = 0.0
 
     def of(self, ops: Iterable[str]) -> float:
-        """The cost of ops, used to weigh edits."""
         names = set(ops)
         return max(self.macs_of(names), LEAST_COST) if names else 0.0
 
     def macs_of(self, ops: Collection[str]) -> float:
-        """Share of the multiply-accumulates."""
         return sum(self.macs.get(name, 0.0) for name in set(ops))
 
     def bytes_of(self, ops: Collection[str]) -> float:
-        """Share of the bytes of all weights."""
         return sum(self.bytes.get(name, 0.0) for name in set(ops))
 
 
@@ -48,7 +45,6 @@ def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:
 
 
 def costs_from(pair: QuantizedPair, flops: Mapping[int, int]) -> Costs:
-    """The same from the arithmetic of each step."""
     whole = sum(flops.values())
     macs: dict[str, float] = {}
     left = 0.0

@@ -5,35 +5,26 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from pt2qa._decibels import power
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.ordering import Noise
+from pt2qa._reconfigure.candidates import Noise
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._trials.judge import SimulatedModel
 from pt2qa._trials.outcome import outcome_of
 from pt2qa.errors import BatchError, SelectionError
 
-
-@dataclass(frozen=True)
-class Noises:
-    """The noise of all sites, and the notes of the sensitivity analysis."""
-
-    of_site: Mapping[int, Noise]
-    notes: tuple[str, ...]
+Noises = tuple[dict[int, Noise], tuple[str, ...]]
+"""The noise of each site in each output, and notes."""
 
 
 def noises_of(base: Baseline, given: SensitivityReport | None, progress: bool | None) -> Noises:
-    """The noise of each site in each output, measured separately per output unless ``given`` holds it.
-
-    It is a finished report of the pair by site; with several outputs it holds only the sum, and is not used.
-    """
+    """Measured per output, unless there is one, and ``given`` is a finished report of the pair by site."""
     pair, reference = base.pair, base.judge.reference
     single = len(reference.names) == 1
     if single and given is not None and len(given.rows) == given.planned:
@@ -57,26 +48,25 @@ def noises_of(base: Baseline, given: SensitivityReport | None, progress: bool | 
 
 
 def _alone(base: Baseline) -> Noises:
-    """The noise of each site with nothing else quantized, measured on the whole model."""
+    """Measured on the whole model with one site quantized at a time."""
     of_site = {}
     for site in range(len(base.pair.sites)):
         run = SimulatedModel(base.pair, frozenset({site})).of_item
         found = outcome_of(base.judge.reference.of(base.pair), run)
         of_site[site] = tuple(_share(power(-sqnr), 1.0) for _, sqnr in found.outputs)
-    return Noises(of_site, ("quantized, the model is finite on no batch, so each site was measured by itself",))
+    return of_site, ("the quantized model returns NaN on every batch, so each site was quantized and measured alone",)
 
 
 def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
-    """Rejects a report that is grouped, or about another pair."""
     if given.group != "site":
-        raise SelectionError(f"sensitivity: got rows by {given.group}. Make the report without group=.")
+        raise SelectionError(f"sensitivity: got rows by {given.group}, expected one per site. Leave out group=.")
     about = given.quantizer, given.environment.fingerprint
     if about != (pair.quantizer, pair.environment.fingerprint) or {row.site for row in given.rows} - {
         site.index for site in pair.sites
     }:
         raise SelectionError(
-            f"sensitivity: the report is about another pair: {given.model}, quantized by {given.quantizer}; expected "
-            f"{pair.model}, quantized by {pair.quantizer}. Leave it out, and it is measured."
+            f"sensitivity: got the report of another pair, {given.model}, quantized by {given.quantizer}; expected "
+            f"{pair.model}, quantized by {pair.quantizer}. Without sensitivity=, it is measured."
         )
 
 
@@ -87,7 +77,7 @@ def _together(reports: Sequence[SensitivityReport]) -> Noises:
             sites.setdefault(row.site, [0.0] * len(reports))[number] = _share(row.noise, report.signal)
     # With several outputs most sites do not reach all of them; keep only notes that all reports share.
     said = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
-    return Noises({site: tuple(noise) for site, noise in sites.items()}, tuple(said))
+    return {site: tuple(noise) for site, noise in sites.items()}, tuple(said)
 
 
 def _share(noise: float, signal: float) -> float:

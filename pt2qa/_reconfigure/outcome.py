@@ -5,18 +5,53 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pt2qa._decibels import power
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.ordering import Noise
-from pt2qa._reconfigure.report import CurvePoint, EditRow, Stage
+from pt2qa._reconfigure.candidates import Noise
+from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._reconfigure.search import Search, SearchResult, Selection
 from pt2qa._report.prose import counted
+from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget, Target
 from pt2qa._trials.treatment import Treatment
-from pt2qa.overrides.plan import Edit
+from pt2qa.overrides.plan import Edit, OverridePlan
+
+
+def reported(
+    judge: Judge,
+    new: QuantizedPair,
+    plan: OverridePlan,
+    verdict: str,
+    notes: Sequence[str],
+    verify_code: bool,
+    **rest: Any,
+) -> Reconfiguration:
+    """The report of a new pair; ``rest`` are its other fields."""
+    health, old = judge.reference.health, judge.pair
+    said = health.before(verdict)
+    about = f"{old.model}, quantized by {old.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
+    flow, interrupted = kept_flow(new, about, verify_code, judge.data.progress)
+    return Reconfiguration(
+        verdict=said,
+        evaluations=judge.measured,
+        plan_json=plan.to_json(),
+        code=flow.code,
+        code_verified=flow.verified,
+        notes=tuple(dict.fromkeys([*notes, *interrupted])),
+        quantizer=old.quantizer,
+        model=old.model,
+        environment=old.environment,
+        batches=health.batches,
+        samples=health.samples,
+        set_apart=health.set_apart,
+        input_ranges=health.input_ranges,
+        **rest,
+    ).with_pair(new)
 
 
 def free_rows(pair: QuantizedPair, base: Baseline, more: Sequence[Edit] = ()) -> Iterator[EditRow]:
@@ -46,7 +81,6 @@ def edit_rows(chosen: Selection, search: Search) -> Iterator[EditRow]:
 
 
 def _gain(before: Noise, after: Noise, whole: Noise) -> float:
-    """The noise removed from the output that was worst before, as a share of its initial noise."""
     worst = max(range(len(before)), key=before.__getitem__)
     if not whole[worst]:
         return 0.0
@@ -75,7 +109,6 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
 
 
 def stages(name: str, found: Outcome, macs: float, sites: int) -> Iterator[Stage]:
-    """Measurements of a stage: the quality, and with several outputs the SQNR of each."""
     yield Stage(name, found.value, macs, sites)
     if len(found.outputs) > 1:
         for output, sqnr in found.outputs:
@@ -83,7 +116,6 @@ def stages(name: str, found: Outcome, macs: float, sites: int) -> Iterator[Stage
 
 
 def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
-    """The target and the budget in words."""
     unit = " dB" if aim.metric is None else ""
     parts = [] if needed is None else [f"{aim.name} ≥ {needed:g}{unit}"]
     parts += [] if budget.macs is None else [f"at most {100 * budget.macs:g} % of the MACs in float"]
@@ -93,7 +125,7 @@ def target_text(aim: Target, needed: float | None, budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """Input of the verdict: measurements of the original pair and of the final converted graph.
+    """What the verdict is about: the given pair and the final converted graph.
 
     ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be,
     empty if there may be more to try; ``apart`` is how many batches the float model itself gives no number on.
@@ -119,12 +151,12 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
     exceeded = _exceeded(budget, result)
     absent = [*result.after.missing]
     if result.apart:
-        absent.append(f"nothing is known of the {counted(result.apart, 'batch', 'batches')} set apart")
+        absent.append(f"{counted(result.apart, 'batch', 'batches')} set apart could not be measured")
     elif math.isnan(result.after.value) and not absent:
-        absent.append(f"{aim.name} is nan")
+        absent.append(f"{aim.name} is NaN")
     if exceeded:
         return (
-            f"The budget cannot be kept: {quantizer} by itself leaves {exceeded} in float, and no edit quantizes more; "
+            f"The budget cannot be met: {quantizer} itself leaves {exceeded} in float, and no edit quantizes more; "
             f"{aim.name} {after} as it is."
         )
     if absent:
@@ -133,23 +165,21 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
     if needed is None:
         return f"Best within the budget: {change}, {cost}."
     if not result.edits and result.met:
-        return f"The target is met as it is: {aim.name} {after}."
+        return f"The target is already met: {aim.name} {after}."
     if result.met:
         return f"The target is met: {change}, {cost}."
     if result.proof:
         limit = " within the budget" if budget != Budget() else ""
-        return f"The target cannot be met{limit}: {result.proof}. The best found: {change}, {cost}."
+        return f"The target cannot be met{limit}: {result.proof}. Best found: {change}, {cost}."
     tried = counted(result.scored, "configuration")
-    return f"The target is not met by any of {tried} that were tried. The best found: {change}, {cost}."
+    return f"None of {tried} tried meets the target. Best found: {change}, {cost}."
 
 
 def _worst(found: Outcome) -> str:
-    """Which output is the worst, if there are several."""
     return "" if len(found.outputs) < 2 or found.missing else f" ({found.worst[0]})"
 
 
 def _exceeded(budget: Budget, result: Result) -> str:
-    """What stays in float beyond the budget; empty if the budget is kept."""
     parts = [
         f"{100 * share:.3g} % of the {what}"
         for share, limit, what in (

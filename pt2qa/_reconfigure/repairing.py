@@ -8,15 +8,13 @@ from typing import Any
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
-from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import in_step, same_everywhere
 from pt2qa._reconfigure.analysis import calibration_for, recipe_of
 from pt2qa._reconfigure.baseline import Baseline, repaired
-from pt2qa._reconfigure.outcome import free_rows, stages
+from pt2qa._reconfigure.outcome import free_rows, reported, stages
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
 from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.methods import methods_named
-from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
@@ -46,26 +44,26 @@ def repair(
     """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
 
     Methods:
-        ``shifting``: of each norm, the offsets of channels that the biases around it can take over.
-        ``smoothing``: of each norm that only linears read, the outliers that cost less in the weights of these.
-        ``ranges``: of each activation, or group of activations that share one, the range that costs the output least.
-        ``rounding``: of each weight, integers that feed the error of a column back into others; only where it is named.
-        ``biases``: of the mean error of each convolution and linear, the share that the output is better without.
+        ``shifting``: moves the channel offsets of norms into the biases around them.
+        ``smoothing``: moves outliers of norms that only linears read into the weights of these.
+        ``ranges``: chooses the range of each activation, or group that shares one, for the least error of the output.
+        ``rounding``: rounds weights with error feedback between their columns; only if it is named.
+        ``biases``: corrects the mean error of each convolution and linear, as far as that helps the output.
 
-    A method is fitted to one half of the calibration batches and measured on the other, and the other way round; it is
-    applied, fitted to all of them, if it gains there, and also on ``batches``.
+    Each method is fitted to one half of the calibration batches and measured on the other, and vice versa; if it gains
+    there and also on ``batches``, it is applied, fitted to all of them.
 
     Args:
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
-        batches: data on which the result is measured, best other data than the calibration batches; a list, or a loader
-            that starts over.
+        batches: data on which the result is measured, preferably not the calibration batches; a list, or a loader that
+            starts over.
         methods: names of methods; None: all but ``rounding``.
-        metric: a function of a model, such as accuracy on your own data, to be reported beside the SQNR: of the float
-            model, and before and after the repair.  The model is called like the captured one.
+        metric: a function of a model, such as accuracy on your own data, to report in addition to the SQNR: of the
+            float model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
-        mask: which positions count, in ``batches`` and in the calibration batches, as in :func:`pt2qa.compare_layers`:
-            what does not help there is not applied.  Methods are fitted to all positions, which the kernels compute.
+        mask: which positions count where a repair is measured, in ``batches`` and in the calibration batches, as in
+            :func:`pt2qa.compare_layers`.  Methods are fitted to all positions, which the kernels compute.
         verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
@@ -92,8 +90,8 @@ def repair(
     chosen = methods_named(methods, "methods")
     if recipe.qat:
         raise SelectionError(
-            "this pair was trained (QAT), which has chosen its ranges and weights. Repair a pair that was quantized "
-            "without qat=True."
+            "this pair was trained (QAT), so its ranges and weights are learned. Pass one that was quantized without "
+            "qat=True."
         )
     data = Data("batches", batches, inputs_of, mask, progress)
     fit_to = calibration_for(recipe, calibration, data)
@@ -108,14 +106,16 @@ def repair(
     judge.bar.close()
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
-    plan = judge.plan(final.state)
     before, after = steps[0].outcome, final.outcome
-    said = reference.health.before(_verdict(before, after, final.state.edits))
-    about = f"{pair.model}, quantized by {pair.quantizer} with {counted(len(plan.edits), 'edit')}.\n\n{said}"
-    flow, interrupted = kept_flow(final.pair, about, verify_code, progress)
     fitted_to = Reference(pair, fit_to, folds.returned)
     sites, on = len(pair.sites), len(final.pair.sites)
-    return Reconfiguration(
+    return reported(
+        judge,
+        final.pair,
+        judge.plan(final.state),
+        _verdict(before, after, final.state.edits),
+        [*notes, *final.notes],
+        verify_code,
         rows=tuple(free_rows(pair, final)),
         curve=tuple(_curve(["none", *(method.name for method in chosen)], steps)),
         stages=(
@@ -127,26 +127,12 @@ def repair(
         ),
         target="accuracy at no cost at run time",
         met=int(bool(final.state.edits) and after.gain_over(before) >= LEAST_GAIN),
-        verdict=said,
-        evaluations=judge.measured,
-        plan_json=plan.to_json(),
-        code=flow.code,
-        notes=tuple(dict.fromkeys([*notes, *final.notes, *interrupted])),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
-        code_verified=flow.verified,
-        batches=reference.health.batches,
-        samples=reference.health.samples,
-        set_apart=reference.health.set_apart,
-        input_ranges=reference.health.input_ranges,
-    ).with_pair(final.pair)
+    )
 
 
 def _metric_stages(
     metric: Callable[[Callable[..., Any]], float] | None, before: QuantizedPair, after: QuantizedPair
 ) -> Iterator[Stage]:
-    """What a metric gives for the float model, and for the converted graphs before and after."""
     if metric is None:
         return
     name = Target(-math.inf, metric).name
@@ -166,12 +152,11 @@ def _curve(names: Sequence[str], steps: Sequence[Baseline]) -> Iterator[CurvePoi
 
 
 def _verdict(before: Outcome, after: Outcome, edits: Sequence[Edit]) -> str:
-    """What was gained, and what of the labels."""
     if not edits:
-        return f"Nothing to repair: no method gains on data that it was not fitted to; SQNR {before.value:.4g} dB."
+        return f"Nothing to repair: no method gains on held-out data; SQNR {before.value:.4g} dB."
     gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
     if not after.gain_over(before) >= LEAST_GAIN:
-        return f"Hardly any gain: {gain}. What a method gained on calibration data, it does not gain here."
+        return f"Hardly any gain: {gain}. The gain on calibration data does not carry over to these batches."
     text = f"Repaired at no cost at run time: {gain}"
     if not math.isnan(before.labels):
         text += f"; labels kept {100 * before.labels:.3g} % before, {100 * after.labels:.3g} % after"

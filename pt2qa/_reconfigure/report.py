@@ -151,7 +151,7 @@ class Reconfiguration(DataReport):
         pair = getattr(self, "_pair", None)
         if pair is None:
             raise ReportError(
-                "this reconfiguration holds no pair: it was loaded from a file, or was interrupted. Make it with "
+                "this reconfiguration has no pair: it was loaded from a file, or was interrupted. Make it with "
                 "pt2qa.quantize(capture, quantizer, calibration, overrides=report.plan)."
             )
         return pair

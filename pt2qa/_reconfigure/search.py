@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pt2qa._decibels import decibels, power
+from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
+from pt2qa._reconfigure.candidates import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._reconfigure.costs import Costs
-from pt2qa._reconfigure.ordering import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget
 from pt2qa.overrides.annotations import Edge
+from pt2qa.overrides.plan import OverridePlan
 
 COST_STEPS = 2000
 """Steps into which the knapsack divides the whole model's cost."""
@@ -29,13 +31,18 @@ SUBSETS = 128
 TRIES = 12
 """How many configurations of a kind are tried before a target is given up if there are more subsets."""
 
+ATTEMPTS = 3
+"""Searches, each with a higher aim, if the converted model measures less than the simulated one."""
+SAME = 0.01
+"""Maximum gap in dB between converted graph and simulation for simulated results to hold on the graph."""
+
 Selection = tuple[int, ...]
 """Positions in the candidate list."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search: ``chosen`` in its order, with the quality measured on the simulator.
+    """``chosen`` in search order, with the quality measured on the simulator.
 
     ``met`` is whether it meets the target within the budget, ``proof`` why a missed target cannot be met, empty if
     there may be more to try; ``bundles`` are all in order, and ``measured`` is what was scored, for the curve.
@@ -76,7 +83,6 @@ class Search:
         self.measured: dict[frozenset[int], float] = {}
 
     def run(self) -> SearchResult:
-        """Searches; see the module docstring."""
         if not self.fits(()) or self._enough(()):
             return self._found(())
         prefixes = self._affordable()
@@ -107,7 +113,6 @@ class Search:
         return self.costs.float_macs + self.costs.macs_of(self._float_ops(chosen))
 
     def float_bytes(self, chosen: Collection[int]) -> float:
-        """Share of the weights' bytes in float, including those that the quantizer itself leaves there."""
         return self.costs.float_bytes + self.costs.bytes_of(self._float_ops(chosen))
 
     def predicted_on(self, chosen: Collection[int]) -> frozenset[int]:
@@ -115,14 +120,10 @@ class Search:
         return self.every - sites_off((self.candidates[number] for number in chosen), self.edges_of)
 
     def predicted_noise(self, chosen: Collection[int]) -> Noise:
-        """The noise in each output, summed over the sites that stay on."""
         return total_noise(self.noise, self.predicted_on(chosen), self.outputs)
 
     def predicted(self, chosen: Collection[int]) -> float:
-        """The SQNR of the worst output by that sum, in dB."""
         return decibels(1.0, max(self.predicted_noise(chosen), default=math.nan))
-
-    # -- parts ---------------------------------------------------------------------------------------------------
 
     def _quality(self, chosen: Collection[int]) -> Outcome:
         quality = self.base.quality(self.on(chosen))
@@ -140,7 +141,6 @@ class Search:
         return sum(self.candidates[number].cost for number in chosen)
 
     def _affordable(self) -> list[Selection]:
-        """The prefixes of the order, skipping bundles that no longer fit the budget."""
         prefixes: list[Selection] = [()]
         for bundle in self.bundles:
             longer = (*prefixes[-1], *bundle.members)
@@ -154,7 +154,6 @@ class Search:
         return pruned(chosen, self.candidates, lambda fewer: self._quality(fewer).rank >= bar)
 
     def _cheaper(self, chosen: Selection) -> Selection:
-        """The knapsack's bundles if they cost less than these and also meet the target."""
         assert self.needed is not None
         quality, predicted = self._quality(chosen), self.predicted_noise(chosen)
         if not quality.outputs:
@@ -171,10 +170,8 @@ class Search:
                     return other
         return chosen
 
-    # -- where the order does not reach the target ---------------------------------------------------------------
-
     def _best(self, prefixes: Sequence[Selection]) -> Selection:
-        """The best of the remaining alternatives; the first one that meets the target."""
+        """Where the order does not reach the target: the best alternative, or the first one that does."""
         best = prefixes[-1]
         for chosen in self._others(prefixes):
             if self.fits(chosen) and self._quality(chosen).rank > self._quality(best).rank:
@@ -198,7 +195,6 @@ class Search:
             yield from sorted(swapped, key=self.predicted, reverse=True)[:TRIES]
 
     def _filled(self, chosen: Selection, but: int = -1) -> Selection:
-        """The chosen candidates, plus all others that fit."""
         in_order = dict.fromkeys([number for bundle in self.bundles for number in bundle.members])
         for number in (*in_order, *(n for n in range(len(self.candidates)) if n not in in_order)):
             if number not in (*chosen, but) and self.fits((*chosen, number)):
@@ -252,14 +248,14 @@ class Search:
 
     def _proof(self) -> str:
         if not self.candidates:
-            return "no op can be left out of int8 this way"
+            return "the quantizer can leave no op out of int8"
         everything = range(len(self.candidates))
         scored = frozenset(everything) in self.measured
         if self._few and self.budget != Budget():
-            return "every choice of edits within it was scored"
+            return "every combination of edits within it was scored"
         if self._few:
-            return f"every choice of edits{'' if scored else ' that leaves something quantized'} was scored"
-        return "all edits at once do not reach it" if scored else ""
+            return f"every combination of edits{'' if scored else ' that leaves something quantized'} was scored"
+        return "all edits together do not reach it" if scored else ""
 
 
 def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:
@@ -272,3 +268,53 @@ def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Calla
             chosen = fewer
             untried = sorted(chosen, key=lambda number: candidates[number].cost)
     return chosen
+
+
+@dataclass(frozen=True)
+class Converted:
+    """An applied plan for ``chosen``: prepared, calibrated, converted, and measured on the converted graph."""
+
+    chosen: Selection
+    plan: OverridePlan
+    pair: QuantizedPair
+    quality: Outcome
+
+
+def aimed_until_met(
+    first: Converted,
+    simulated: Outcome,
+    needed: float,
+    searched: Callable[[float], Search],
+    converted: Callable[[Selection], Converted],
+) -> tuple[Converted, list[str]]:
+    """Aims higher as long as the converted graph misses a target that its simulation met.
+
+    Returns the first that meets the target, else the best one, and notes.  If the simulator was wrong, edits are also
+    dropped one by one on the converted graph.
+    """
+    search, best, aim, notes = searched(needed), first, needed, list[str]()
+    wrong = abs(first.quality.value - simulated.value) > SAME
+    for _ in range(ATTEMPTS - 1):
+        if best.quality.value >= needed or math.isnan(best.quality.value):
+            break
+        notes.append(f"the plan found for {aim:.4g} measured {best.quality.value:.4g} when converted; aimed higher")
+        aim += 1.05 * (needed - best.quality.value)
+        search = searched(aim)
+        tried = converted(search.run().chosen)
+        best = tried if search.fits(tried.chosen) and tried.quality.rank > best.quality.rank else best
+    if wrong and best.quality.value >= needed:
+        best = _without_needless(best, needed, search, converted)
+    return best, notes
+
+
+def _without_needless(
+    best: Converted, needed: float, search: Search, converted: Callable[[Selection], Converted]
+) -> Converted:
+    """Without the edits that the target does not need, measured on the converted graph."""
+    known = {best.chosen: best}
+
+    def enough(chosen: Selection) -> bool:
+        known[chosen] = converted(chosen)
+        return known[chosen].quality.value >= needed
+
+    return known[pruned(best.chosen, search.candidates, enough)]

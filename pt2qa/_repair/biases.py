@@ -29,14 +29,12 @@ from torch import Tensor
 from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
+from pt2qa._repair.guard import projected, quantized_input
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.outputs import finished, float_leaves
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Constant, Slot, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
@@ -70,13 +68,11 @@ class FittedBiases:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that add it."""
         return tuple(
             Edit("bias", (name,), values=in_base64(values.tolist())) for name, (_, _, values) in self.added.items()
         )
 
     def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the pair with them."""
         program = pair.program
         constants, steps, slots = {each.slot: each for each in program.constants}, list(program.steps), program.slots
         for step, bias, values in self.added.values():
@@ -102,13 +98,10 @@ class FittedBiases:
         program = replace(program, slots=slots, constants=tuple(constants.values()), steps=tuple(steps))
         return Simulator(program, fused=pair.simulator.fused)
 
-    def __bool__(self) -> bool:
-        return bool(self.added)
-
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """What one look at the data tells about ops with a bias: for each part of it, means and normal equations.
+    """The normal equations for each part of the data.
 
     ``means`` are the mean errors d of each op, of shape (channels,); ``grams`` and ``rights`` the products of J d with
     each other, of shape (ops, ops), and with e, of shape (ops,).
@@ -124,30 +117,22 @@ class Biases:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Biases:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or none has a bias that may change.
-        """
         ops = tuple(_ops_in(pair))
         if not ops:
-            raise SelectionError("no convolution or linear with rounded weights has no bias, or a float one of its own")
+            raise SelectionError("no convolution or linear with quantized weights has a bias that may change")
         means = _means(pair, ops, data)
         grams = {part: torch.zeros(len(ops), len(ops), dtype=torch.float64) for part in PARTS}
         rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
-        reason = ""
-        try:
-            for fold, values in data:
-                parts = [part for part in PARTS if fold in part]
-                for part, columns in zip(
-                    parts, _project(pair, values, ops, [means[part] for part in parts]), strict=True
-                ):
-                    random, along = columns[:VECTORS].flatten(0, 1), columns[VECTORS]
-                    grams[part] += random.T @ random / VECTORS
-                    rights[part] += along.sum(0)
-        except WithoutGradient as error:
-            reason = error.reason
-        every = [each for each, _ in _agreed(((grams, rights), reason))]
+
+        def add(fold: int, values: list[Any]) -> None:
+            parts = [part for part in PARTS if fold in part]
+            products = _project(pair, values, ops, [means[part] for part in parts])
+            for part, columns in zip(parts, products, strict=True):
+                random, along = columns[:VECTORS].flatten(0, 1), columns[VECTORS]
+                grams[part] += random.T @ random / VECTORS
+                rights[part] += along.sum(0)
+
+        every = data.added_up(add, lambda: (grams, rights))
         return cls(
             ops,
             means,
@@ -156,7 +141,6 @@ class Biases:
         )
 
     def fit(self, folds: Collection[int]) -> FittedBiases:
-        """What to add, by what fits some folds of the data best."""
         part = tuple(sorted(folds))
         shares = _shares(self.grams[part], self.rights[part])
         return FittedBiases(
@@ -168,17 +152,7 @@ class Biases:
         )
 
 
-def _agreed(own: tuple[Any, str]) -> list[tuple[Any, str]]:
-    """What every rank found, unless one of them has a reason that it could not; then that is the error of all."""
-    found = everywhere(own)
-    for _, reason in found:
-        if reason:
-            raise SelectionError(reason)
-    return found
-
-
 def _shares(gram: Tensor, right: Tensor) -> Tensor:
-    """Coordinate descent of the least squares in the module's docstring."""
     diagonal = gram.diagonal() * (1 + RIDGE)
     shares = torch.zeros_like(right)
     for _ in range(ROUNDS):
@@ -217,20 +191,17 @@ def _means(
 ) -> dict[tuple[int, ...], list[Tensor]]:
     """For each part of the data, the mean change of each op's output, less where it varies from sample to sample."""
     sums: dict[tuple[int, int], list[Tensor]] = {}
-    reason = ""
-    try:
-        for fold, values in data:
-            run = GradientRun(pair.simulator, values)
-            samples = count_samples(list(values))
-            with torch.no_grad():
-                for number, (step, _) in enumerate(ops):
-                    error = _by_sample(step, _isolated(pair.simulator, run, step), samples, torch.mean)
-                    found = [torch.tensor(float(len(error))), error.sum(0), error.square().sum(0)]
-                    known = sums.get((fold, number))
-                    sums[fold, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
-    except WithoutGradient as error:
-        reason = error.reason
-    parts = [each for each, _ in _agreed((sums, reason))]
+
+    def add(fold: int, values: list[Any]) -> None:
+        run = GradientRun(pair.simulator, values)
+        with torch.no_grad():
+            for number, (step, _) in enumerate(ops):
+                error = _by_sample(step, _isolated(pair.simulator, run, step), count_samples(values), torch.mean)
+                found = [torch.tensor(float(len(error))), error.sum(0), error.square().sum(0)]
+                known = sums.get((fold, number))
+                sums[fold, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+
+    parts = data.added_up(add, lambda: sums)
     means: dict[tuple[int, ...], list[Tensor]] = {}
     for part in PARTS:
         means[part] = []
@@ -245,15 +216,10 @@ def _means(
 
 def _isolated(simulator: Simulator, run: GradientRun, step: Step) -> Tensor:
     """The change of an op's output if its inputs and weights are rounded, on the reference's values."""
-    program, env = simulator.program, run.env
     own = {slot: simulator.on[slot] for slot in step.constants}
-    for slot in step.reads:
-        producer = program.steps[program.producers[slot]] if slot in program.producers else None
-        rounded = producer is not None and producer.site is not None
-        own[slot] = simulator.site_function(producer)(env[slot], out=None) if rounded and producer else env[slot]
-    changed: Tensor = simulator.call(step, own, False)
-    plain: Tensor = env[step.out]
-    return changed - plain
+    own |= {slot: quantized_input(simulator, run, slot) for slot in step.reads}
+    changed: Tensor = simulator.call(step, own, False) - run.env[step.out]
+    return changed
 
 
 def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tensor]) -> Tensor:
@@ -268,7 +234,7 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
 
 def _project(
     pair: QuantizedPair,
-    values: Sequence[Any],
+    values: list[Any],
     ops: Sequence[tuple[Step, Constant | None]],
     means: Sequence[Sequence[Tensor]],
 ) -> list[Tensor]:
@@ -276,8 +242,8 @@ def _project(
 
     Each output is divided by its size, in all of these.
     """
-    samples = count_samples(list(values))
-    started = ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+    samples = count_samples(values)
+    started = projected(pair, values)
     numbers = {step.index: number for number, (step, _) in enumerate(ops)}
     columns = [torch.zeros(VECTORS + 1, samples, len(ops), dtype=torch.float64) for _ in means]
 
@@ -294,7 +260,7 @@ def _project(
     reference = [leaf.detach() for leaf in float_leaves(started.reference)]
     quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
     if [each.shape for each in reference] != [each.shape for each in quantized]:
-        raise WithoutGradient("rounding changes the shape of an output")
+        raise WithoutGradient("quantization changes the shape of an output")
     along = [
         (quant - ref).float() * scale**2 for ref, quant, scale in zip(reference, quantized, started.scales, strict=True)
     ]

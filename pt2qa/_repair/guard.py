@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from pt2qa._metrics import ErrorSums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
+from pt2qa._sensitivity.gradients import GradientRun, Gradients
 from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.positions import Counted
+from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
@@ -24,50 +29,38 @@ LEAST_GAIN = 0.1
 
 
 class Fit(Protocol):
-    """A repair of a pair; false if it changes nothing."""
+    """A repair of a pair; without edits, it changes nothing."""
 
     @property
     def weaker(self) -> tuple[Fit, ...]:
-        """Less of the same, as many for each fit of a method: what is taken instead where it gains more."""
+        """Weaker versions of it, as many for each fit of a method; one that gains more is applied instead."""
         ...
 
     @property
-    def edits(self) -> tuple[Edit, ...]:
-        """What quantizing again applies."""
-        ...
+    def edits(self) -> tuple[Edit, ...]: ...
 
-    def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the repaired pair, without quantizing again."""
+    def simulator(self, pair: QuantizedPair) -> Simulator | None:
+        """The simulator of the repaired pair; None where the pair has to be quantized again."""
         ...
-
-    def __bool__(self) -> bool: ...
 
 
 class Look(Protocol):
-    """What a method learned about a pair from both folds of the data."""
+    """What a method measured on both folds of the data."""
 
     @property
     def left_out(self) -> str:
-        """What it cannot change, for a note; empty if there is nothing."""
+        """What it cannot change, for a note; may be empty."""
         ...
 
-    def fit(self, folds: Collection[int]) -> Fit:
-        """The repair that fits some folds of the data best."""
-        ...
+    def fit(self, folds: Collection[int]) -> Fit: ...
 
 
 class Method(Protocol):
-    """A way to repair a pair."""
-
     name: ClassVar[str]
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Look:
-        """Runs the model on the data.
-
-        Raises:
-            SelectionError: the method cannot repair this pair; the message says why.
-        """
+        """Runs the model on the data; a SelectionError says why the method cannot repair this pair."""
         ...
 
 
@@ -75,54 +68,88 @@ class Method(Protocol):
 class Guarded:
     """The fit of a method to all data, if it is to be applied; else ``refused`` says why not.
 
-    ``gain`` is that of the worst output in dB, on each fold of the data with what was fitted to the other; nan if it
-    was not measured.  ``left_out`` is what the method cannot change.
+    ``gain`` is cross-validated: that of the worst output in dB, on each fold with what was fitted to the other.
     """
 
-    method: str
     fit: Fit | None
-    gain: float
+    gain: float = math.nan
     refused: str = ""
     left_out: str = ""
 
 
-def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
+Again = Callable[[tuple[Edit, ...]], QuantizedPair]
+"""Quantizes a pair again, on all of the data, with edits besides its own."""
+
+
+def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again) -> Guarded:
     """Fits to each fold of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
     if data.distinct < 2:
-        return Guarded(
-            method.name,
-            None,
-            math.nan,
-            "calibration has one distinct batch, so nothing shows whether it fits other data; calibrate with more",
-        )
+        return Guarded(None, refused="calibration has one distinct batch; cross-validation needs two or more")
     try:
         look = method.look(pair, data)
     except SelectionError as error:
-        return Guarded(method.name, None, math.nan, str(error))
+        return Guarded(None, refused=str(error))
     fit = look.fit((0, 1))
-    if not fit:
-        return Guarded(method.name, None, math.nan, "nothing that it changes would help")
+    if not fit.edits:
+        return Guarded(None, refused="no change improves the output")
     folds = [(other, *other.weaker) for other in (look.fit([1]), look.fit([0]))]
-    tried = list(zip((fit, *fit.weaker), _gains(pair, data, list(zip(*folds, strict=True))), strict=True))
+    simulators = [
+        [pair.simulator] * 2,
+        *([each.simulator(pair) or again(each.edits).simulator for each in both] for both in zip(*folds, strict=True)),
+    ]
+    tried = list(zip((fit, *fit.weaker), _gains(pair, data, simulators), strict=True))
     helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] >= 0]
     if not helpful:
         gain, least = max(found for _, found in tried)
-        change = f"on data that it was not fitted to, it would change {gain:+.2g} dB"
-        also = f", and {least:+.2g} dB on one fold" if gain >= LEAST_GAIN else ""
-        return Guarded(method.name, None, gain, change + also)
+        half = f", {least:+.2g} dB on one of the halves"
+        also = half if gain >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
+        return Guarded(None, gain, f"{gain:+.2g} dB on held-out calibration data{also}")
     best, (gain, _) = helpful[0]
     for weaker, (own, _) in helpful[1:]:
         if own >= gain + LEAST_GAIN:
             best, gain = weaker, own
-    return Guarded(method.name, best, gain, left_out=look.left_out)
+    return Guarded(best, gain, left_out=look.left_out)
 
 
-def _gains(pair: QuantizedPair, data: Folds, fits: Sequence[Sequence[Fit]]) -> list[tuple[float, float]]:
+def projected(pair: QuantizedPair, values: list[Any]) -> ProjectedBatch:
+    """The gradient run of a batch; its content seeds the random projections."""
+    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+
+
+VECTORS = 2
+"""Random projections of each batch."""
+
+
+def visit_gradients(
+    pair: QuantizedPair, values: list[Any], visit: Callable[[Step, Sequence[Tensor], Any], None]
+) -> None:
+    """Visits each step with its gradients of random projections, and the reference's values by slot."""
+    started = projected(pair, values)
+
+    def visited(step: Step, gradients: Gradients) -> None:
+        if gradients[0] is not None:
+            visit(step, gradients[0], started.run.env)
+
+    # What counts is the error of each output relative to its own size.
+    with torch.no_grad():
+        started.backward(started.signs(VECTORS, relative=True), visited)
+
+
+def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor:
+    """A value of the reference, rounded if it is quantized before ops read it."""
+    program = simulator.program
+    producer = program.steps[program.producers[slot]] if slot in program.producers else None
+    value: Tensor = run.env[slot]
+    if producer is not None and producer.site is not None:
+        value = simulator.site_function(producer)(value, out=None)
+    return value
+
+
+def _gains(pair: QuantizedPair, data: Folds, simulators: Sequence[Sequence[Simulator]]) -> list[tuple[float, float]]:
     """The gain of the worst output on both folds together, and the smaller of those on each, in dB.
 
-    Each of ``fits`` is a pair: what is played on the first fold of the data, and on the second.
+    Each of ``simulators`` is a pair, for the first fold of the data and for the second; the first two are the baseline.
     """
-    simulators = [[pair.simulator] * 2, *([fit.simulator(pair) for fit in each] for each in fits)]
     own: dict[tuple[int, int], list[ErrorSums]] = {}
     for fold, values, counted, returned in data.with_outputs():
         reference = _outputs(pair, returned, counted)

@@ -21,11 +21,7 @@ ON_REQUEST: Final = ("rounding",)
 
 
 def methods_named(names: Sequence[str] | None, argument: str) -> list[type[Method]]:
-    """The methods of some names, or all but those on request, in order.
-
-    Raises:
-        SelectionError: there is no such method; ``argument`` says where it was given.
-    """
+    """The methods of some names, or all but those on request, in order; errors name the ``argument``."""
     if names is None:
         return [method for name, method in METHODS.items() if name not in ON_REQUEST]
     if isinstance(names, str) or not set(names) <= set(METHODS):

@@ -1,23 +1,21 @@
-"""What methods share that change norms: their fit, costs, ranges of channels, and how a site rounds another range."""
+"""Shared by shifting and smoothing: their fit, costs, ranges by channel, and how a site rounds another range."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.played import fitted
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Folds
-from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
 
@@ -28,50 +26,28 @@ class FittedNorms:
     weaker: ClassVar[tuple[()]] = ()
 
     kind: Literal["shift", "smooth"]
-    data: Folds
     values: Mapping[tuple[str, ...], Tensor]
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that move them."""
         return tuple(Edit(self.kind, ops, values=in_base64(values.tolist())) for ops, values in self.values.items())
 
-    def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the pair with them, calibrated again."""
-        return self.data.quantized(pair, self.edits).simulator
-
-    def __bool__(self) -> bool:
-        return bool(self.values)
+    def simulator(self, pair: QuantizedPair) -> Simulator | None:
+        """None: observers see other values."""
+        return None
 
 
-class Meter(Protocol):
-    """Adds up what candidates cost, by fold of the data."""
-
-    def add(self, fold: int, values: Sequence[Any]) -> None:
-        """Adds a batch."""
-
-    def costs(self) -> tuple[Sequence[Tensor], ...]:
-        """By fold, as many tensors, each of shape (candidates,)."""
+def costs_of(gradients: Sequence[Tensor], errors: Iterable[Tensor]) -> Tensor:
+    """What the errors of candidates cost the output: float64 of shape (candidates,)."""
+    weights = torch.stack([each.square() for each in gradients]).sum(0)
+    costs = [(error.square() * weights).sum(dtype=torch.float64) for error in errors]
+    return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
 
 
-def measured(meter: Meter, data: Folds) -> tuple[tuple[Tensor, ...], ...]:
-    """The costs on all data, of all ranks.
-
-    Raises:
-        SelectionError: an op has no gradient.
-    """
-    reason = ""
-    try:
-        for fold, values in data:
-            meter.add(fold, values)
-    except WithoutGradient as error:
-        reason = error.reason
-    parts = everywhere((meter.costs(), reason))
-    for _, why in parts:
-        if why:
-            raise SelectionError(why)
+def on_all_ranks(parts: Sequence[Sequence[Sequence[Tensor]]]) -> tuple[tuple[Tensor, ...], ...]:
+    """The costs of all ranks, by fold."""
     return tuple(
-        tuple(torch.stack(each).sum(0) for each in zip(*(found[fold] for found, _ in parts), strict=True))
+        tuple(torch.stack(each).sum(0) for each in zip(*(costs[fold] for costs in parts), strict=True))
         for fold in (0, 1)
     )
 
@@ -100,7 +76,7 @@ def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) 
 
 
 def rounding_of(pair: QuantizedPair, site: Site | None, low: Tensor, high: Tensor) -> Rounding:
-    """How a site would round values of another range; dynamic scales follow by themselves."""
+    """How a site would round values of another range; dynamic scales adapt."""
     if site is None:
         return lambda value: value
     if not isinstance(site.params.scale, float):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,23 +32,18 @@ from torch import Tensor
 
 from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
-from pt2qa._sensitivity.gradients import Gradients, WithoutGradient, float_tensors
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import QuantParams, Site, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.edits import can_observe
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Point
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 FACTORS = tuple(step / 20 for step in range(20, -1, -1))
 """How far each end of the range of the data is drawn in."""
@@ -90,7 +85,6 @@ class Histogram:
 
 
 def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
-    """The groups of activation sites whose one range an edit can fix."""
     assert pair.recipe is not None, "what is repaired is quantized again"
     annotations = pair.recipe.annotations
     by_group: dict[Point, list[Site]] = defaultdict(list)
@@ -109,25 +103,18 @@ def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
     for group, sites in by_group.items():
         params = sites[0].params
         known = isinstance(params.scale, float) and isinstance(params.zero_point, int)
-        if known and group not in fixed and all(_alike(site.params, params) for site in sites):
+        if known and group not in fixed and all(site.params == params for site in sites):
             symmetric = annotations.facts(group).scheme == "per_tensor_symmetric"
             found.append(RangeGroup(tuple(site.index for site in sites), sites[0].name, params, symmetric))
     return tuple(found)
 
 
-def _alike(one: QuantParams, other: QuantParams) -> bool:
-    return isinstance(one.scale, float) and one == other
-
-
 @dataclass(frozen=True, slots=True)
 class FittedRanges:
-    """Other ranges for some groups."""
-
     groups: Mapping[RangeGroup, QuantParams]
 
     @property
     def weaker(self) -> tuple[FittedRanges, ...]:
-        """Ranges between those of calibration and these."""
         return tuple(
             FittedRanges({group: _between(group, each, exponent) for group, each in self.groups.items()})
             for exponent in WEAKER
@@ -135,28 +122,19 @@ class FittedRanges:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that fix them."""
         return tuple(
             Edit("range", (group.name,), scale=float(each.scale), zero_point=int(each.zero_point))  # type: ignore[arg-type]
             for group, each in self.groups.items()
         )
 
     def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the pair with them."""
         roundings = {site: rounding(each) for group, each in self.groups.items() for site in group.sites}
         return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
-
-    def __bool__(self) -> bool:
-        return bool(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What one look at the data tells about groups of values that share a range.
-
-    ``histograms`` has for each fold of the data those of the groups with values that are not all alike, on a grid over
-    ``spans``, the ranges of all data.
-    """
+    """By fold, the histograms of groups whose values are not all alike, over ``spans``, the ranges of all data."""
 
     name: ClassVar[str] = "ranges"
     left_out: ClassVar[str] = ""
@@ -167,11 +145,6 @@ class Ranges:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Ranges:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or nothing has a range that an edit can fix.
-        """
         groups = groups_in(pair)
         if not groups:
             raise SelectionError("no activation has a range that calibration chose")
@@ -184,25 +157,19 @@ class Ranges:
                 spans[number] = (low, high)
         group_of = {site: number for number in spans for site in groups[number].sites}
         own: tuple[dict[int, Tensor], ...] = ({}, {})
-        reason = ""
-        try:
-            for fold, values in data:
-                for number, weights in _weigh(pair, values, group_of, spans):
-                    own[fold][number] = own[fold].get(number, 0.0) + weights
-        except WithoutGradient as error:
-            reason = error.reason
-        parts = everywhere((own, reason))
-        for _, why in parts:
-            if why:
-                raise SelectionError(why)
+
+        def add(fold: int, values: list[Any]) -> None:
+            for number, weights in _weigh(pair, values, group_of, spans):
+                own[fold][number] = own[fold].get(number, 0.0) + weights
+
+        parts = data.added_up(add, lambda: own)
         together = tuple(
-            {number: sum(found[fold][number] for found, _ in parts if number in found[fold]) for number in spans}
+            {number: sum(found[fold][number] for found in parts if number in found[fold]) for number in spans}
             for fold in (0, 1)
         )
         return cls(groups, spans, together)  # type: ignore[arg-type]  # a sum of tensors
 
     def fit(self, folds: Collection[int]) -> FittedRanges:
-        """Of some folds of the data, the ranges of those groups for which another one is better than their own."""
         found = {}
         for number, (low, high) in self.spans.items():
             weights = [self.histograms[fold][number] for fold in folds]
@@ -217,22 +184,19 @@ class Ranges:
 
 
 def _weigh(
-    pair: QuantizedPair, values: Sequence[Any], group_of: Mapping[int, int], spans: Mapping[int, tuple[float, float]]
-) -> Iterator[tuple[int, Tensor]]:
-    """The histograms of a batch, by group; one for each site."""
+    pair: QuantizedPair, values: list[Any], group_of: Mapping[int, int], spans: Mapping[int, tuple[float, float]]
+) -> list[tuple[int, Tensor]]:
+    """The histogram of each site's values in a batch, with the number of its group."""
     found: list[tuple[int, Tensor]] = []
-    started = ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
 
-    def visit(step: Step, gradients: Gradients) -> None:
+    def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
         number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
-        if number is not None and gradients[0] is not None:
-            [value] = float_tensors(started.run.env[step.reads[0]])
-            found.append((number, _weighted(value, gradients[0], *spans[number])))
+        if number is not None:
+            [value] = float_tensors(env[step.reads[0]])
+            found.append((number, _weighted(value, gradients, *spans[number])))
 
-    # What counts is the error of each output relative to its own size.
-    with torch.no_grad():
-        started.backward(started.signs(VECTORS, relative=True), visit)
-    return iter(found)
+    visit_gradients(pair, values, visit)
+    return found
 
 
 def _grid(low: float, high: float) -> tuple[int, float]:

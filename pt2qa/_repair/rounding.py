@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from pt2qa._graph.internals.flow_runtime import in_float
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
+from pt2qa._repair.guard import quantized_input
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import GradientRun, WithoutGradient
+from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.program import Constant, QuantParams, Slot, Step
 from pt2qa._simulator.simulator import Simulator
@@ -56,28 +56,20 @@ class FittedIntegers:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits that set them."""
         return tuple(
             Edit("round", (name,), values=in_base64(values.flatten().tolist(), "b"))
             for name, (_, _, values) in self.integers.items()
         )
 
     def simulator(self, pair: QuantizedPair) -> Simulator:
-        """The simulator of the pair with them."""
         values = {site: in_float(integers, *_scales(params)) for site, params, integers in self.integers.values()}
         roundings = {site: lambda weight, site=site: values[site].to(weight) for site in values}
         return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
 
-    def __bool__(self) -> bool:
-        return bool(self.integers)
-
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What one look at the data tells about ops with int8 weights.
-
-    ``grams`` are ``x.T @ x`` by fold and op, of shape (groups, inputs of a group, inputs of a group).
-    """
+    """``grams`` are ``x.T @ x`` by fold and op, of shape (groups, inputs of a group, inputs of a group)."""
 
     name: ClassVar[str] = "rounding"
 
@@ -89,44 +81,33 @@ class Rounding:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Rounding:
-        """Runs the float model on the data.
-
-        Raises:
-            SelectionError: no op has a weight that can be rounded so.
-        """
         ops = tuple(_ops_in(pair))
         if not ops:
             raise SelectionError("no linear or convolution has an int8 weight of its own")
         own: tuple[dict[int, Tensor], ...] = ({}, {})
-        reason = ""
-        try:
-            for fold, values in data:
-                run = GradientRun(pair.simulator, values)
-                for number, (step, _) in enumerate(ops):
-                    rows = _rows(step, _input(pair, run, step), pair)
-                    found = rows.mT @ rows
-                    own[fold][number] = found if number not in own[fold] else own[fold][number].add_(found)
-        except WithoutGradient as error:
-            reason = error.reason
-        parts = everywhere((own, reason))
-        for _, why in parts:
-            if why:
-                raise SelectionError(why)
+
+        def add(fold: int, values: list[Any]) -> None:
+            run = GradientRun(pair.simulator, values)
+            for number, (step, weight) in enumerate(ops):
+                assert isinstance(step.args[0], Slot)
+                rows = _rows(step, quantized_input(pair.simulator, run, step.args[0].number).detach(), weight)
+                found = rows.mT @ rows
+                own[fold][number] = found if number not in own[fold] else own[fold][number].add_(found)
+
+        parts = data.added_up(add, lambda: own)
         grams = tuple(
             {
-                number: torch.stack([found[fold][number] for found, _ in parts if number in found[fold]]).sum(0)
+                number: torch.stack([found[fold][number] for found in parts if number in found[fold]]).sum(0)
                 for number in range(len(ops))
-                if any(number in found[fold] for found, _ in parts)
+                if any(number in found[fold] for found in parts)
             }
             for fold in (0, 1)
         )
         weights = sum(site.kind == "weight" for site in pair.sites)
-        left_out = f"{weights - len(ops)} of {counted(weights, 'rounded weight')} left as they are: "
-        left_out += "shared, very large, or not int8"
+        left_out = f"{weights - len(ops)} of {counted(weights, 'weight')} unchanged: shared, very large, or not int8"
         return cls(left_out if weights > len(ops) else "", pair, ops, grams)
 
     def fit(self, folds: Collection[int]) -> FittedIntegers:
-        """The weights that serve some folds of the data best."""
         found = {}
         for number, (step, weight) in enumerate(self.ops):
             known = [self.grams[fold][number] for fold in folds if number in self.grams[fold]]
@@ -139,7 +120,6 @@ class Rounding:
 
 
 def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
-    """The linears and convolutions with an int8 weight that no other op reads."""
     program = pair.program
     constants = {each.slot: each for each in program.constants}
     readers = Counter(slot for step in program.steps for slot in step.constants)
@@ -156,24 +136,11 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
                 yield step, weight
 
 
-def _input(pair: QuantizedPair, run: GradientRun, step: Step) -> Tensor:
-    """What an op reads, rounded, on the reference's values."""
-    program = pair.program
-    assert isinstance(step.args[0], Slot)
-    slot = step.args[0].number
-    producer = program.steps[program.producers[slot]] if slot in program.producers else None
-    value: Tensor = run.env[slot]
-    if producer is not None and producer.site is not None:
-        value = pair.simulator.site_function(producer)(value, out=None)
-    return value.detach()
-
-
-def _rows(step: Step, value: Tensor, pair: QuantizedPair) -> Tensor:
+def _rows(step: Step, value: Tensor, weight: Constant) -> Tensor:
     """The inputs as rows of a product with the weight: float32 of shape (groups, places, inputs of a group)."""
     value = value.float()
     if step.op == "linear":
         return value.reshape(1, -1, value.shape[-1])
-    [weight] = [each for each in pair.program.constants if each.slot in step.constants and each.argument == 1]
     sizes = tuple(weight.reference.shape[2:])
     defaults = ((3, 1), (4, 0), (5, 1))
     options = [step.args[place] if len(step.args) > place else (default,) for place, default in defaults]

@@ -32,19 +32,14 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.norms import FittedNorms, costs_of, on_all_ranks, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import Rounding
 from pt2qa._simulator.program import Step
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 LEAST = 0.1
 """The share of a norm's cost that a shift must save, against none, and against one that is tried before it; and that of
@@ -75,7 +70,6 @@ class Shifting:
 
     left_out: str
 
-    data: Folds
     norms: tuple[ReadNorm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     places: tuple[Place, ...]
@@ -83,26 +77,20 @@ class Shifting:
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Shifting:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or no norm can be shifted.
-        """
         norms, places = _norms_in(pair)
         if not norms:
-            raise SelectionError("there is no rounded norm with a bias that the biases behind it can take back")
+            raise SelectionError("no quantized norm has a bias that the biases around it can absorb")
         ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
         at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
         candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
-        costs = measured(_Meter(pair, places, candidates, ranges), data)
+        meter = _Meter(pair, places, candidates, ranges)
+        costs = on_all_ranks(data.added_up(meter.add, lambda: meter.sums))
         all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
         left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
-        left_out = f"{left} of {counted(all_norms, 'norm')} left as they are: they are not rounded, "
-        left_out += "or the biases around them cannot take a shift back"
-        return cls(left_out if left > 0 else "", data, norms, candidates, places, costs)
+        left_out = f"{left} of {counted(all_norms, 'norm')} unchanged: not quantized, or no biases to absorb a shift"
+        return cls(left_out if left > 0 else "", norms, candidates, places, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
-        """Of some folds of the data, the shifts of those norms for which any are better than none."""
         found = {}
         before = saved = 0.0
         for number, norm in enumerate(self.norms):
@@ -117,7 +105,7 @@ class Shifting:
             before, saved = before + costs[0], saved + costs[0] - costs[best]
         if saved < before * LEAST:
             found = {}
-        return FittedNorms("shift", self.data, found)
+        return FittedNorms("shift", found)
 
 
 def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, ...]]:
@@ -163,8 +151,6 @@ def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
 
 
 class _Meter:
-    """The costs of candidates, by fold and place."""
-
     def __init__(
         self,
         pair: QuantizedPair,
@@ -172,7 +158,7 @@ class _Meter:
         candidates: Sequence[Sequence[Tensor]],
         ranges: Mapping[int, tuple[Tensor, Tensor]],
     ) -> None:
-        self.pair, self.places = pair, places
+        self.pair = pair
         self.by_step = {place.rounded.index: number for number, place in enumerate(places)}
         self.shifts = [[place.sign * shift for shift in candidates[place.norm]] for place in places]
         self.roundings = [
@@ -181,34 +167,20 @@ class _Meter:
         ]
         self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
 
-    def add(self, fold: int, values: Sequence[Any]) -> None:
-        """Adds a batch."""
-        started = ProjectedBatch(
-            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
-        )
-
-        def visit(step: Step, gradients: Gradients) -> None:
+    def add(self, fold: int, values: list[Any]) -> None:
+        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
             number = self.by_step.get(step.index)
-            if number is not None and gradients[0] is not None:
-                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.sums[fold][number] += self._costs(number, started.run.env[step.reads[0]], weights)
+            if number is not None:
+                self.sums[fold][number] += costs_of(gradients, self._errors(number, env[step.reads[0]]))
 
-        with torch.no_grad():
-            started.backward(started.signs(VECTORS, relative=True), visit)
+        visit_gradients(self.pair, values, visit)
 
-    def costs(self) -> tuple[list[Tensor], ...]:
-        """By fold and place: float64 of shape (candidates,)."""
-        return self.sums
-
-    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
-        costs = []
+    def _errors(self, number: int, value: Tensor) -> Iterator[Tensor]:
         for shift, rounded in zip(self.shifts[number], self.roundings[number], strict=True):
             moved = value + shift.to(value)
-            costs.append(((rounded(moved) - moved).square() * weights).sum(dtype=torch.float64))
-        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+            yield rounded(moved) - moved
 
 
 def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, low: Tensor, high: Tensor) -> Rounding:
-    """How the site of a place rounds what is shifted."""
     assert place.rounded.site is not None
     return rounding_of(pair, pair.sites[place.rounded.site], low + shift, high + shift)

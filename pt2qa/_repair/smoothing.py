@@ -29,19 +29,14 @@ import torch
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.norms import FittedNorms, measured, ranges_by_channel, rounding_of
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.norms import FittedNorms, costs_of, on_all_ranks, ranges_by_channel, rounding_of
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.gradients import Gradients
-from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.program import Constant, Site, Slot, Step
-from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import norms_in
-
-VECTORS = 2
-"""Random projections of each batch."""
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """What is tried for each norm, beside no change."""
@@ -71,40 +66,33 @@ class Smoothing:
 
     left_out: str
 
-    data: Folds
     norms: tuple[Norm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     costs: tuple[tuple[Tensor, ...], ...]
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Smoothing:
-        """Runs the float model on the data, and again forward and backward.
-
-        Raises:
-            SelectionError: an op has no gradient, or no norm can be smoothed.
-        """
         norms = tuple(_norms_in(pair))
         if not norms:
-            raise SelectionError("there is no norm with weights that only quantized linears read")
+            raise SelectionError("no norm with a weight is read by quantized linears only")
         by_step = ranges_by_channel(pair, {norm.step for norm in norms}, data)
         ranges = [by_step[norm.step] for norm in norms]
         candidates = tuple(tuple(_candidates(norm, *found)) for norm, found in zip(norms, ranges, strict=True))
-        costs = measured(_Meter(pair, norms, ranges, candidates), data)
+        meter = _Meter(pair, norms, ranges, candidates)
+        costs = on_all_ranks(data.added_up(meter.add, meter.costs))
         all_norms = sum(step.op in ("layer_norm", "rms_norm") for step in pair.program.steps)
         own = sum(pair.program.steps[norm.step].op != "mul" for norm in norms)
-        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} left as they are"
-        left_out += ": ops other than quantized linears read them"
-        return cls(left_out if all_norms > own else "", data, norms, candidates, costs)
+        left_out = f"{all_norms - own} of {counted(all_norms, 'norm')} unchanged: not read by quantized linears only"
+        return cls(left_out if all_norms > own else "", norms, candidates, costs)
 
     def fit(self, folds: Collection[int]) -> FittedNorms:
-        """Of some folds of the data, the factors of those norms for which any are better than none."""
         found = {}
         for number, norm in enumerate(self.norms):
             costs = torch.stack([self.costs[fold][number] for fold in folds]).sum(0)
             best = int(costs.argmin())
             if float(costs[best]) < float(costs[0]) * (1 - LEAST):
                 found[norm.ops] = self.candidates[number][best]
-        return FittedNorms("smooth", self.data, found)
+        return FittedNorms("smooth", found)
 
 
 def _norms_in(pair: QuantizedPair) -> Iterator[Norm]:
@@ -130,7 +118,6 @@ def _slots(args: Sequence[Any]) -> list[int]:
 
 
 def _sites_before(pair: QuantizedPair, step: Step) -> Iterator[int]:
-    """The site of a linear's input."""
     program = pair.program
     for slot in _slots(step.args[:1]):
         site = program.steps[program.producers[slot]].site if slot in program.producers else None
@@ -173,40 +160,27 @@ class _Meter:
         self.activations = tuple([torch.zeros(len(own), dtype=torch.float64) for own in candidates] for _ in (0, 1))
         self.products: tuple[dict[int, Tensor], ...] = ({}, {})
 
-    def add(self, fold: int, values: Sequence[Any]) -> None:
-        """Adds a batch."""
-        started = ProjectedBatch(
-            Projection(self.pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16)
-        )
-        env = started.run.env
-
-        def visit(step: Step, gradients: Gradients) -> None:
-            if gradients[0] is None:
-                return
+    def add(self, fold: int, values: list[Any]) -> None:
+        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
             number = self.by_step.get(step.index)
             if number is not None and self.norms[number].site is not None:
-                weights = torch.stack([each.square() for each in gradients[0]]).sum(0)
-                self.activations[fold][number] += self._costs(number, env[step.out], weights)
+                self.activations[fold][number] += costs_of(gradients, self._errors(number, env[step.out]))
             elif step.index in self.linears:
                 [slot] = _slots(step.args[:1])
                 rows = env[slot].reshape(-1, env[slot].shape[-1])
-                for gradient in gradients[0]:
+                for gradient in gradients:
                     product = (gradient.reshape(-1, gradient.shape[-1]).T @ rows).square()
                     known = self.products[fold].get(step.index)
                     self.products[fold][step.index] = product if known is None else known.add_(product)
 
-        with torch.no_grad():
-            started.backward(started.signs(VECTORS, relative=True), visit)
+        visit_gradients(self.pair, values, visit)
 
-    def _costs(self, number: int, value: Tensor, weights: Tensor) -> Tensor:
-        costs = []
+    def _errors(self, number: int, value: Tensor) -> Iterator[Tensor]:
         for factors, rounded in zip(self.candidates[number], self.roundings[number], strict=True):
             own = factors.to(value)
-            costs.append(((rounded(value / own) * own - value).square() * weights).sum(dtype=torch.float64))
-        return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
+            yield rounded(value / own) * own - value
 
     def costs(self) -> tuple[tuple[Tensor, ...], ...]:
-        """By fold and norm: float64 of shape (candidates,)."""
         found = tuple([each.clone() for each in own] for own in self.activations)
         for number, norm in enumerate(self.norms):
             for step, weight in norm.linears.items():

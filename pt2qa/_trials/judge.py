@@ -1,4 +1,4 @@
-"""How good the model is with a treatment: quantizes again where needed, and plays on the simulator what it can."""
+"""The quality of a model with a treatment: quantized again where needed, else simulated."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from pt2qa.plugins.options import with_options
 class Judge:
     """Measures treatments of a pair on the data, each once; SQNR requires a floating-point output.
 
-    What a treatment quantizes is held against its converted graph on the first batch, and measured on that graph itself
-    if the simulator computes something else.
+    The simulator of a pair that is quantized again is verified on the first batch; if it does not reproduce the
+    converted graph, that graph itself is measured.
 
     Attributes:
         calibration: what the model is quantized again on; None: the pair's own batches.
-        sqnr: whether outputs are measured beside the target's metric.
+        sqnr: whether outputs are measured in addition to the target's metric.
         forwards: runs of the model on a batch, ``quantizations`` how often it was quantized again, ``measured`` how
             many outcomes there are.
     """
@@ -65,28 +65,22 @@ class Judge:
         self.reference = Reference(pair, data, lambda values, key: self.outputs(values, False, key))
         if self.metric is None and not self.reference.names:
             raise SelectionError(
-                "no output is a floating-point tensor, so there is no SQNR. Pass a metric, a function of a model: "
-                "metric=, or target=pt2qa.Target(at_least, metric=...)."
+                "no output is a floating-point tensor, so there is no SQNR. Pass metric=, a function of a model, or "
+                "target=pt2qa.Target(at_least, metric=...)."
             )
         self._batches = sum(1 for _ in self.reference)
         self.bar = data.bar(title, unit)
 
     @property
     def metric(self) -> Callable[..., float] | None:
-        """The user's metric; None: the SQNR of the worst output decides."""
         return None if self.target is None else self.target.metric
 
     @property
     def recipe(self) -> Recipe | None:
-        """How the pair was made; None if it cannot be made again."""
         return self.pair.recipe if self.pair.capture is not None else None
 
     def outcome(self, treatment: Treatment) -> Outcome:
-        """How good the model is with a treatment.
-
-        Raises:
-            Pt2qaError: the model cannot be quantized so.
-        """
+        """The quality of the model with a treatment; a Pt2qaError says why it cannot be quantized so."""
         if treatment not in self._known:
             self.bar.update()
             self.measured += 1
@@ -111,9 +105,6 @@ class Judge:
         """What the simulator returns for the pair or its reference; each is run once, and verified.
 
         ``key`` is the digest of the values, if it is known.
-
-        Raises:
-            SimulationError: the simulator does not compute what the graph computes.
         """
         place = (on, key or digest_of(values))
         if place in self._own:
@@ -135,11 +126,9 @@ class Judge:
 
     @property
     def notes(self) -> list[str]:
-        """What the data leave out, and what the verification of the pair's own outputs found."""
         return [*self.reference.notes, *(note for check in self.checks.values() for note in check.notes)]
 
     def converted(self, pair: QuantizedPair) -> Outcome:
-        """The outcome of a pair's converted graph itself."""
         return self._of_graph(self.reference.of(pair), pair)
 
     def _of_graph(self, reference: Reference, pair: QuantizedPair) -> Outcome:
@@ -147,14 +136,14 @@ class Judge:
         return self._outcome(reference, graph, self._counted(lambda item: graph_outputs(graph, item.values)))
 
     def of_float(self) -> float:
-        """The user's metric of the float model; it must be a number, so that others can be held against it."""
+        """The user's metric of the float model; it must be a number, as others are relative to it."""
         assert self.target is not None
         self.forwards += self._batches
         value = self._metric(SimulatedModel(self.pair, frozenset()))
         if math.isnan(value):
             raise SelectionError(
-                f"target: {self.target.name} of the float model is nan, so there is no share of it to reach. "
-                "Return a number, or pass of_float=False."
+                f"target: {self.target.name} of the float model is NaN, so no share of it can be reached. Return a "
+                "number, or pass of_float=False."
             )
         return value
 
@@ -185,15 +174,9 @@ class Judge:
         return self._annotations[edited]
 
     def plan(self, treatment: Treatment) -> OverridePlan:
-        """The edits of the pair itself and those of a treatment."""
         assert self.recipe is not None, "edits need a recipe"
         plugin = with_options(self.recipe.plugin, dict(treatment.options))
         return OverridePlan((*self.recipe.edits, *treatment.all_edits), describe(plugin), self.pair.model)
-
-    def adopt(self, treatment: Treatment, pair: QuantizedPair | None) -> None:
-        """Takes a pair that was quantized with a treatment elsewhere; None: there is none."""
-        if pair is not None:
-            self._pairs.setdefault(self._key(treatment, treatment.edits), pair)
 
     def forget(self, but: Treatment) -> None:
         """Drops the pairs of all treatments but one; what was measured stays known."""
@@ -228,14 +211,13 @@ class Judge:
         assert recipe is not None, "only a pair with a recipe is quantized again"
         data = treatment.data or self.calibration or recipe.data
         if data is None:
-            raise Pt2qaError("the batches that the pair was calibrated on were an iterator, which is used up")
+            raise Pt2qaError("the pair was calibrated on an iterator, which is exhausted")
         self.quantizations += 1
         progress = self.data.progress if data is self.calibration else False
         overrides = plan if plan.edits else None
         return quantize_again(self.pair, data, plugin=plugin, overrides=overrides, progress=progress)
 
     def without(self, treatment: Treatment, sites: Collection[int]) -> Treatment:
-        """A treatment with some sites of its pair in float besides."""
         places = places_of(self.pair_with(treatment))
         return treatment.then(Treatment(exact=frozenset(places[site] for site in sites)))
 
@@ -257,8 +239,6 @@ class Judge:
         return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
-        """The same function of a batch, whose calls are counted."""
-
         def counted(item: Item) -> Any:
             self.forwards += 1
             return run(item)
@@ -286,22 +266,19 @@ class SimulatedModel:
         self.pair, self.on, self.simulator = pair, on, simulator or pair.simulator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs, in the model's structure."""
         graph_module = self.pair.quantized
         return structured(graph_module, self.run(self.pair.values(as_batch(args, kwargs, graph_module))))
 
     def run(self, values: list[Any]) -> Any:
-        """The outputs as the graph returns them, from flat inputs."""
         every = len(self.on) == len(self.pair.sites)
         return self.simulator.run(values, on=True if every else self.on)
 
     def of_item(self, item: Item) -> Any:
-        """The same of a batch."""
         return self.run(item.values)
 
 
 def verified_run(pair: QuantizedPair) -> Callable[[Item], Any]:
-    """What a pair's converted graph returns, by the simulator, which is held against it."""
+    """Simulates a pair's converted graph, and verifies that on the first batch."""
     check = Verification(pair.graphs)
 
     def run(item: Item) -> Any:

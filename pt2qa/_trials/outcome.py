@@ -1,4 +1,4 @@
-"""What a configuration is worth on the evaluation data: the number that decides, and those beside it."""
+"""The quality of a configuration on the evaluation data: the number that decides, and others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from pt2qa.errors import SelectionError
 
 @dataclass(frozen=True)
 class Outcome:
-    """The quality of one configuration.
+    """The quality of one configuration; SQNR is in dB.
 
     Attributes:
-        value: what decides: the user's metric, else the SQNR of the worst output in dB; nan if there is none.
-        outputs: SQNR in dB by output.
+        value: what decides: the user's metric, else the SQNR of the worst output; nan if there is none.
+        outputs: SQNR by output.
         missing: which outputs have no number, and why.
-        samples: how many samples.
         worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
-        worst_sample_sqnr: its SQNR in dB.
         worst_sample_share: its share of the noise of all samples, 0..1.
-        without_worst: SQNR in dB over all samples but that one.
+        without_worst: SQNR over all samples but that one.
         labels: share of samples whose largest score is at the same class as in the float model; nan without classes.
     """
 
@@ -51,7 +49,6 @@ class Outcome:
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The worst output and its SQNR."""
         return min(self.outputs, key=lambda each: -math.inf if math.isnan(each[1]) else each[1], default=("", math.nan))
 
     def gain_over(self, other: Outcome) -> float:
@@ -64,16 +61,7 @@ class Outcome:
 
 
 def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Outcome:
-    """The figures of a configuration.
-
-    Args:
-        reference: the float model's outputs on the data.
-        run: what the configuration returns for an item.
-        metric: the user's metric of it; None: the SQNR of the worst output decides.
-
-    Raises:
-        SelectionError: an output has another shape than in float.
-    """
+    """The quality of the configuration that ``run`` runs; without a metric, the SQNR of the worst output decides."""
     names = reference.names
     own = _Sums([ErrorSums() for _ in names])
     for item in reference:
@@ -94,7 +82,7 @@ def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
 
 @dataclass(slots=True)
 class _Sums:
-    """What figures are made of: signal and noise by output, and by sample if outputs have an axis of samples."""
+    """Signal and noise by output, and by sample if outputs have an axis of samples."""
 
     outputs: list[ErrorSums]
     by_sample: list[tuple[float, float]] = field(default_factory=list)
@@ -104,14 +92,13 @@ class _Sums:
     samples: int = 0
 
     def add(self, item: Item, outputs: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Adds a batch."""
         count = count_samples(item.values)
         self.samples += count
         for number, (name, ref, quant) in enumerate(zip(names, item.outputs, outputs, strict=True)):
             if ref.shape != quant.shape:
                 raise SelectionError(
-                    f"{name} has the shape {tuple(ref.shape)} in float and {tuple(quant.shape)} quantized, so there is "
-                    "no SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
+                    f"{name} has shape {tuple(ref.shape)} in float and {tuple(quant.shape)} quantized, so it has no "
+                    "SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
                 )
             self.outputs[number] = self.outputs[number].update(ref, quant)
             if ref.dim() == 2 and ref.shape[0] == count and ref.shape[1] > 1:
@@ -122,7 +109,6 @@ class _Sums:
             self.by_sample += _by_sample(item.outputs, outputs, count)
 
     def extend(self, other: _Sums) -> None:
-        """Adds further batches."""
         self.outputs = [own.merge(further) for own, further in zip(self.outputs, other.outputs, strict=True)]
         self.by_sample += other.by_sample
         self.apart = self.apart and other.apart
@@ -132,7 +118,6 @@ class _Sums:
 
 
 def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> list[tuple[float, float]]:
-    """Signal and noise of each sample, over all outputs."""
     signal, noise = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     for ref, quant in zip(refs, quants, strict=True):
         wide = float64(ref).reshape(count, -1)

@@ -41,11 +41,10 @@ class Item:
 class Reference:
     """The data, and the floating-point outputs of a pair's float model on each.
 
-    Batches on which the float model itself returns NaN say nothing about any configuration: they are set apart, and
-    nothing measured without them meets a target.  So are batches without samples.  ``health`` is that of all ranks'
-    data.  ``positions`` are those of the outputs with ``names`` among all flattened model outputs, ``uncounted`` the
-    names of those that are integers or booleans; ``runs`` is how often the float model ran.  ``run`` runs it on flat
-    inputs with this digest; None: the simulator does.
+    Batches without samples, or on which the float model itself returns NaN, are set apart, and nothing measured without
+    the latter meets a target.  ``health`` is that of all ranks' data.  ``positions`` are those of the outputs with
+    ``names`` among all flattened model outputs, ``uncounted`` the names of those that are integers or booleans;
+    ``runs`` is how often the float model ran.  ``run`` runs it on flat inputs with this digest; None: the simulator.
     """
 
     def __init__(
@@ -96,13 +95,12 @@ class Reference:
             )
 
     def __iter__(self) -> Iterator[Item]:
-        """The batches that were not set apart."""
         for batch, values, key in self._read():
             if key not in self._skipped:
                 yield Item(batch, values, key, self._outputs(key, batch, values))
 
     def _fault(self, number: int, batch: Batch, values: list[Any], key: str) -> SetApart | None:
-        """Why a batch says nothing about a configuration; None if it does."""
+        """Why a batch is set apart; None if it is not."""
         samples = count_samples(values)
         if not samples:
             return empty_batch(number)
@@ -114,7 +112,6 @@ class Reference:
         return found or SetApart(number, samples, -1, "reference", "NaN", broken[0])
 
     def of(self, pair: QuantizedPair) -> Reference:
-        """The same for another pair: this one, unless training changed the other pair's float model."""
         trained = pair.recipe is not None and pair.recipe.qat
         return Reference(pair, self.data) if trained and pair is not self.pair else self
 
@@ -123,7 +120,7 @@ class Reference:
         """Which outputs do not count, and what the mask does not reach."""
         found = []
         if self.uncounted:
-            found.append(f"outputs without floating-point numbers do not count: {few(self.uncounted)}")
+            found.append(f"integer and boolean outputs are not measured: {few(self.uncounted)}")
         if self._positions is not None and self._positions.layouts is not None:
             found += self._positions.note(slots_in(self.pair.program.outputs), "outputs")
         return found
@@ -144,7 +141,6 @@ class Reference:
         return tuple(as_real(leaves[position]) for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:
-        """Each batch as the model takes it, flattened, and its digest."""
         stays = isinstance(self.data.batches, list | tuple) and self.data.inputs_of is None
         for number, batch in enumerate(self.data):
             values = self.pair.values(batch)

@@ -19,7 +19,6 @@ Place = tuple[str, str, int]
 
 
 def places_of(pair: QuantizedPair) -> dict[int, Place]:
-    """The place of each site."""
     seen: dict[tuple[str, str], int] = {}
     found: dict[int, Place] = {}
     for site in pair.sites:
@@ -31,14 +30,13 @@ def places_of(pair: QuantizedPair) -> dict[int, Place]:
 
 @dataclass(frozen=True, eq=False)
 class Substitute:
-    """What rounds at a place instead, and its parameters if it is quantize-dequantize and nothing else."""
+    """What rounds at a place instead, and its parameters if it is plain quantize-dequantize."""
 
     value: Rounding = field(repr=False)
     params: QuantParams | None = None
 
 
 def with_params(params: QuantParams) -> Substitute:
-    """Quantize-dequantize with other parameters."""
     return Substitute(rounding(params), params)
 
 
@@ -49,9 +47,9 @@ class Treatment:
     Attributes:
         options: of the quantizer, by name.
         edits: of its annotations, for which the model is quantized again.
-        floats: edits that take ops out of int8, played by switching the sites that they remove.
+        floats: edits that take ops out of int8, simulated by switching off the sites that they remove.
         data: to calibrate on; None: the pair's own.
-        exact: places that are left in float, where no edit says so.
+        exact: places that are kept in float without an edit.
         played: by place, what rounds there instead.
         as_deployed: whether dynamic scales are computed as the kernels do.
     """
@@ -65,7 +63,6 @@ class Treatment:
     as_deployed: bool = False
 
     def then(self, other: Treatment) -> Treatment:
-        """Both, the other one last."""
         return Treatment(
             options=tuple(dict((*self.options, *other.options)).items()),
             edits=tuple(dict.fromkeys((*self.edits, *other.edits))),
@@ -78,26 +75,23 @@ class Treatment:
 
     @property
     def kept_edits(self) -> tuple[Edit, ...]:
-        """Those that hold where ops leave int8: what was fitted to an op in int8 does not fit it in float."""
+        """Without those fitted to ops in int8 that are now in float."""
         left = {op for edit in self.floats if edit.kind == "float" for op in edit.ops}
         return tuple(edit for edit in self.edits if edit.kind not in ("bias", "round") or edit.ops[0] not in left)
 
     @property
     def all_edits(self) -> tuple[Edit, ...]:
-        """These, and those that were played."""
         return (*self.kept_edits, *self.floats)
 
     @property
     def plays(self) -> bool:
-        """Whether anything of it is not in the pair that is quantized, but played on the simulator."""
         return bool(self.floats) or not self.made_of_edits
 
     @property
     def requantizes(self) -> bool:
-        """Whether the model is quantized again for it."""
         return bool(self.options or self.edits or self.data is not None)
 
     @property
     def made_of_edits(self) -> bool:
-        """Whether quantizing again applies all of it; what is only played needs a change of the model or quantizer."""
+        """Whether quantizing again applies all of it; else it takes a change of the model or quantizer."""
         return not (self.exact or self.played or self.as_deployed)

@@ -38,7 +38,7 @@ def next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: 
     command = _again(where, describe(recipe.plugin), stem, plan)
     if recipe.data is not None and recipe.data.batches is flow.batches:
         return command
-    return f"let the batches of {where} cover what evaluation has, then {command}"
+    return f"add data like the evaluation data to the batches of {where}, then {command}"
 
 
 def _again(where: str, spec: str, stem: Path, plan: str | None) -> str:

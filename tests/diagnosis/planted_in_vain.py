@@ -62,7 +62,7 @@ def unmatched_filter(subject: Subject) -> Planted | None:
     return subject.planted()
 
 
-@fault("an op that hands values on has a scale of its own", finding="mixed-parameters")
+@fault("an op that only moves values has a scale of its own", finding="mixed-parameters")
 def broken_sharing(subject: Subject) -> Planted | None:
     if subject.net.name not in ("cat", "transformer") or subject.backend != "xnnpack":
         return None

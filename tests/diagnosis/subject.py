@@ -32,7 +32,7 @@ class Planted:
         places: names of ops and modules that are right to name; None if the fault is in the model as a whole, or in the
             data.
         deployed: the backend whose kernels alone show it; False if the converted graph does.
-        against: the float model that it is to be held against, where that is not what was captured.
+        against: the float model to compare with, where that is not what was captured.
     """
 
     pair: pt2qa.QuantizedPair

@@ -134,7 +134,7 @@ def test_a_report_says_all_of_it(net: nn.Module, data: Any, tmp_path: Any) -> No
     assert str(loaded) == text
     columns = ("rank", "cause", "name", "module", "evidence", "remedy", "gain", "gain_in_sequence", "cost")
     assert tuple(loaded.to_pandas().columns) == columns
-    with pytest.raises(pt2qa.ReportError, match="holds no pair"):
+    with pytest.raises(pt2qa.ReportError, match="has no pair"):
         loaded.pair  # noqa: B018
 
 

@@ -154,7 +154,7 @@ def test_calibrated_too_narrow_is_a_range_fault(quantizer: str) -> None:
     report = pt2qa.error_budget(pair_of(linear, quantizer), BATCHES[linear], projections=8, progress=False)
     assert report.fault == "range"
     assert next(iter(report.by("mechanism"))) == "activation clamping"
-    assert "a range fault" in str(report)
+    assert "Range fault: " in str(report)
 
 
 @pytest.mark.parametrize(("inputs", "weights"), [(FOUR_BITS, None), (EXACT, "four bits")])
@@ -168,7 +168,7 @@ def test_four_bits_are_a_precision_fault(inputs: Any, weights: str | None) -> No
     assert next(iter(report.by("mechanism"))) == ("activation rounding" if weights is None else "weight rounding")
     # Calibrated on the same data without cutting off: nothing is clamped.
     assert sum(row.noise for row in report.rows if row.mechanism.endswith("clamping")) == 0.0
-    assert "a precision fault" in str(report)
+    assert "Precision fault: " in str(report)
 
 
 def test_calibrated_too_wide_is_a_precision_fault() -> None:
@@ -233,7 +233,7 @@ def test_a_site_that_alone_gives_no_number_is_named_and_the_rest_adds_up() -> No
     assert report.noise > 0
     assert report.parts == pytest.approx(sum(row.noise for row in report.rows if not isnan(row.noise)))
     assert report.interactions == report.noise - report.parts
-    assert "Not in the parts, because alone they give the output no number: masked_fill." in str(report)
+    assert "Not attributed, because each alone makes the output NaN or infinite: masked_fill." in str(report)
     assert "nan" not in report.in_short()
     assert "nan dB" not in str(pt2qa.sensitivity(pair, [x], method="exact", progress=False).lines())
 
@@ -251,4 +251,4 @@ def test_equal_models_have_nothing_to_split() -> None:
     batch = BATCHES[linear][0]
     report = pt2qa.error_budget(quantized_pair(Zero(), batch), [batch], progress=False)
     assert (report.noise, report.parts, report.fault) == (0.0, 0.0, "")
-    assert "there is no noise to split" in str(report)
+    assert "there is no noise to attribute" in str(report)

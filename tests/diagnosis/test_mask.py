@@ -87,5 +87,5 @@ def test_a_report_of_kernels_does_not_say_its_mask(pair: pt2qa.QuantizedPair) ->
     report = pt2qa.DeployedReport(
         (), (), (), (), (), "none", notes=(), quantizer="xnnpack", model="Running", environment=pair.environment
     )
-    with pytest.raises(pt2qa.SelectionError, match="a report does not say which positions count in it"):
+    with pytest.raises(pt2qa.SelectionError, match="deployed: got a report, which does not record its mask"):
         diagnosed(pair, [padded(prompts())], mask="attention_mask", deployed=report)

@@ -141,7 +141,7 @@ def test_where_there_is_no_gradient_the_model_runs_for_each_change() -> None:
 
     found = site_noises(pair, [batch], many)
     assert found.method == "exact"
-    assert "each change took a run of the whole model" in " ".join(found.notes)
+    assert "each site took model runs of its own" in " ".join(found.notes)
     expected = truth(pair, [batch])
     assert {key: found.noise[key] for key in expected} == pytest.approx(expected, rel=1e-3)
     with pytest.raises(SimulationError, match="has no gradient here"):

@@ -51,7 +51,7 @@ def test_what_makes_little_noise_is_not_tried(search: Search, cause: str, share:
     search._take([in_float(search, cause, share, 0)])
     assert len(search.rows) == measured
     assert [row.reason.partition(" of the noise")[0] for row in search.tried] == (
-        [] if measured else [f"its roundings make {100 * share:.2f} %"]
+        [] if measured else [f"its sites cause only {100 * share:.2f} %"]
     )
     assert all(math.isnan(row.gain) for row in search.tried)
 

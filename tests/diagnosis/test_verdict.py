@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,17 +17,21 @@ def score(model: Any) -> float:
     raise NotImplementedError
 
 
+def searched(now: Outcome, needed: float, *rows: CauseRow) -> Any:
+    judge = SimpleNamespace(target=Target(needed, metric=score))
+    case = SimpleNamespace(now=now, fault=None, judge=judge)
+    return SimpleNamespace(case=case, rows=rows, needed=needed, bounds={})
+
+
 @pytest.mark.parametrize("needed", [-0.4, 0.0, 3.0])
-def test_a_target_of_any_sign_is_still_missed(needed: float) -> None:
+def test_a_target_of_any_sign_is_not_met(needed: float) -> None:
     found = Outcome(-0.5, (("output", 9.0),))
     row = CauseRow(1, "precision", "a", "", "", "", 0.1, 0.1, 0.0, "few bits", "", "", -0.5, "simulated")
-    case = cast(Any, SimpleNamespace(now=found))
-    verdict = verdict_of(case, [row], {}, found, needed, Target(needed, metric=score), interrupted=False)
-    assert verdict.endswith(f"few bits (+0.1 score). The target, {needed:g}, is still missed.")
+    verdict = verdict_of(searched(found, needed, row), found, interrupted=False)
+    assert verdict.endswith(f"few bits (+0.1 score). The target, {needed:g}, is not met.")
 
 
 def test_a_metric_that_is_nan_is_told_as_such() -> None:
     found = Outcome(float("nan"), (("output", 9.0),))
-    case = cast(Any, SimpleNamespace(now=found, fault=None))
-    verdict = verdict_of(case, [], {}, found, 0.5, Target(0.5, metric=score), interrupted=False)
-    assert verdict == "No diagnosis: score of the quantized model is nan."
+    verdict = verdict_of(searched(found, 0.5), found, interrupted=False)
+    assert verdict == "No diagnosis: score of the quantized model is NaN."

@@ -58,7 +58,7 @@ def test_a_batch_on_which_the_float_model_is_nan_is_left_out_and_no_target_met()
     assert fixed.verdict.startswith(
         "The input data contain NaN or infinities in 1 of 2 batches: NaN in the input x (batch 1, sample 1). "
     )
-    assert "The target is not met: nothing is known of the 1 batch set apart" in fixed.verdict
+    assert "The target is not met: 1 batch set apart could not be measured" in fixed.verdict
     with pytest.raises(pt2qa.BatchError, match="returns NaN on every batch"):
         pt2qa.reconfigure(pair, [broken], target=1.0, verify_code=False, progress=False)
 
@@ -70,9 +70,9 @@ def test_a_metric_that_is_nan_meets_no_target() -> None:
     pair = detector_pair("x86")
     fixed = pt2qa.reconfigure(pair, data(), target=pt2qa.Target(0.5, metric(math.nan), "top-1"), progress=False)
     assert not fixed.met
-    assert fixed.verdict.startswith("The target is not met: top-1 is nan;")
+    assert fixed.verdict.startswith("The target is not met: top-1 is NaN;")
     share = pt2qa.Target(0.5, metric(math.nan), "top-1", of_float=True)
-    with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is nan"):
+    with pytest.raises(pt2qa.SelectionError, match="top-1 of the float model is NaN"):
         pt2qa.reconfigure(pair, data(), target=share, verify_code=False, progress=False)
 
 

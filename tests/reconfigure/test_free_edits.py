@@ -48,4 +48,4 @@ def test_sensitivities_of_the_pair_before_its_free_edits_are_said_not_to_be_used
         pair, data(), sensitivity=given, budget={"macs": 0.0}, observers=(), verify_code=False, progress=False
     )
     assert edited.plan.edits
-    assert any("sensitivity= is of the pair before" in note for note in edited.notes)
+    assert any("sensitivity= is not used" in note for note in edited.notes)

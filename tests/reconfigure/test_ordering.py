@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pt2qa._reconfigure.ordering import EditCandidate, order_bundles, sites_off
+from pt2qa._reconfigure.candidates import EditCandidate, order_bundles, sites_off
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pt2qa._reconfigure.candidates import EditCandidate
 from pt2qa._reconfigure.costs import Costs
-from pt2qa._reconfigure.ordering import EditCandidate
 from pt2qa._reconfigure.search import Search
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget, Target
@@ -92,13 +92,13 @@ def test_a_target_out_of_reach_of_the_budget_gives_the_best_there_is() -> None:
     found, _ = search(30.0, Budget(macs=0.1))
     assert not found.met
     assert set(found.chosen) == {1, 3}
-    assert found.proof == "every choice of edits within it was scored"
+    assert found.proof == "every combination of edits within it was scored"
 
 
 def test_the_float_model_itself_is_no_choice() -> None:
     found, _ = search(1000.0, Budget())
     assert not found.met
-    assert found.proof == "every choice of edits that leaves something quantized was scored"
+    assert found.proof == "every combination of edits that leaves something quantized was scored"
 
 
 def test_a_budget_of_bytes_is_kept() -> None:
@@ -154,7 +154,7 @@ def test_a_target_is_given_up_only_after_every_choice_within_the_budget(seed: in
         assert found.met == (needed is None or needed <= reached)
         if needed != reached:
             assert found.quality.value == reached
-            assert found.proof == "every choice of edits within it was scored"
+            assert found.proof == "every combination of edits within it was scored"
 
 
 def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> None:
@@ -172,7 +172,7 @@ def test_a_search_with_many_edits_says_whether_something_was_left_to_try() -> No
     scorer = Many(Target(0.0))
     scorer.pair = SimpleNamespace(sites=[SimpleNamespace(index=site) for site in edges_of])
     noise = dict.fromkeys(edges_of, (1.0,))
-    for budget, proof in ((Budget(), "all edits at once do not reach it"), (Budget(macs=0.5), "")):
+    for budget, proof in ((Budget(), "all edits together do not reach it"), (Budget(macs=0.5), "")):
         found = Search(scorer, candidates, edges_of, noise, costs, 0.0, budget).run()  # type: ignore[arg-type]
         assert not found.met
         assert found.proof == proof
@@ -184,4 +184,4 @@ def test_a_search_without_any_edit_says_so() -> None:
     found = Search(scorer, [], EDGES_OF, SHARES, COSTS, 90.0, Budget()).run()  # type: ignore[arg-type]
     assert not found.met
     assert found.chosen == ()
-    assert found.proof == "no op can be left out of int8 this way"
+    assert found.proof == "the quantizer can leave no op out of int8"

@@ -45,14 +45,14 @@ def test_each_output_is_reported_as_the_graphs_give_it(quantizer: str) -> None:
 def test_noise_is_known_for_each_output_apart() -> None:
     pair = detector_pair()
     judge = Judge(pair, Data("batches", data()), None, "noises")
-    noises = noises_of(Baseline(judge), None, False)
+    of_site, notes = noises_of(Baseline(judge), None, False)
     names = {site.index: (site.kind, site.name) for site in pair.sites}
-    of = {names[site]: noise for site, noise in noises.of_site.items()}
+    of = {names[site]: noise for site, noise in of_site.items()}
     assert of["weight", "boxes/linear"][0] > 0
     assert of["weight", "boxes/linear"][1] == 0
     assert of["weight", "head/linear"][0] == 0
     assert of["weight", "head/linear"][1] > 0
-    assert not [note for note in noises.notes if "no gradient" in note]
+    assert not [note for note in notes if "no gradient" in note]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_outputs_that_do_not_count_are_named() -> None:
     torch.manual_seed(0)
     batches = [torch.randn(8, 8) for _ in range(2)]
     pair = quantized_pair(Labelled(), batches[0], "x86", batches=batches)
-    said = "outputs without floating-point numbers do not count: output.label, output.sure"
+    said = "integer and boolean outputs are not measured: output.label, output.sure"
     assert said in pt2qa.reconfigure(pair, batches, target=20, verify_code=False, progress=False).notes
     assert said in pt2qa.repair(pair, batches, verify_code=False, progress=False).notes

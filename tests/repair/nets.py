@@ -118,3 +118,8 @@ def post_norm_pair(quantizer: str, planted: float = 0.0) -> pt2qa.QuantizedPair:
             layer.linear2.bias -= offset
         second.self_attn.out_proj.bias -= torch.linspace(-planted, planted, 64)
     return pt2qa.quantize(pt2qa.capture(model, sequences()[0]), quantizer, sequences(), progress=False)
+
+
+def never(edits: tuple[pt2qa.Edit, ...]) -> pt2qa.QuantizedPair:
+    """Where no repair needs the model quantized again."""
+    raise AssertionError(f"quantized again for {edits}")

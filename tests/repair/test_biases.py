@@ -113,7 +113,7 @@ def test_what_cannot_be_changed_is_said() -> None:
     with pytest.raises(pt2qa.QuantizeError, match="made after calibration"):
         plan.apply_to("xnnpack")
     without = quantized_pair(nn.ConvTranspose1d(2, 3, 2), torch.rand(4, 2, 8))
-    with pytest.raises(pt2qa.SelectionError, match="no convolution or linear with rounded weights"):
+    with pytest.raises(pt2qa.SelectionError, match="no convolution or linear with quantized weights has a bias"):
         Biases.look(without, Folds.of(without, Data("calibration", [torch.rand(4, 2, 8)])))
 
 
@@ -199,4 +199,4 @@ def test_outputs_without_an_element_leave_nothing_to_fit() -> None:
 
     data = [torch.randn(2, 4) for _ in range(2)]
     pair = pt2qa.quantize(pt2qa.capture(Empty().eval(), data[0]), "xnnpack", data, progress=False)
-    assert not Biases.look(pair, Folds.of(pair, Data("calibration", data))).fit((0, 1))
+    assert not Biases.look(pair, Folds.of(pair, Data("calibration", data))).fit((0, 1)).edits

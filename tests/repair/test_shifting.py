@@ -136,7 +136,7 @@ def test_which_norms_can_be_shifted(kind: str, possible: bool, quantizer: str) -
     found = [each for each in norms_in(pair.float_graph, pair.names) if each.can_shift]
     assert len(found) == possible
     if not possible:
-        with pytest.raises(pt2qa.SelectionError, match="no rounded norm with a bias that the biases behind it can"):
+        with pytest.raises(pt2qa.SelectionError, match="no quantized norm has a bias that the biases around"):
             Shifting.look(pair, Folds.of(pair, Data("calibration", [x])))
     for each in found:
         plan = OverridePlan((Edit("shift", each.ops, values=in_base64([float(number) for number in range(8)])),))
@@ -186,6 +186,4 @@ def test_norms_that_stay_as_they_are_are_counted() -> None:
     assert [norm.name for norm in look.norms] == [
         f"layers.{norm}/layer_norm" for norm in ("0.norm1", "1.norm1", "1.norm2")
     ]
-    assert look.left_out == (
-        "1 of 4 norms left as they are: they are not rounded, or the biases around them cannot take a shift back"
-    )
+    assert look.left_out == ("1 of 4 norms unchanged: not quantized, or no biases to absorb a shift")

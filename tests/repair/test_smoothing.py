@@ -57,7 +57,7 @@ def test_the_reference_is_the_users_model(repaired: pt2qa.Reconfiguration) -> No
 def test_norms_that_stay_as_they_are_are_counted() -> None:
     pair = encoder_pair("x86", 50.0)
     look = Smoothing.look(pair, Folds.of(pair, Data("calibration", sequences())))
-    assert look.left_out == "2 of 5 norms left as they are: ops other than quantized linears read them"
+    assert look.left_out == "2 of 5 norms unchanged: not read by quantized linears only"
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
@@ -136,7 +136,7 @@ def test_which_norms_can_be_smoothed(kind: str, possible: bool) -> None:
     found = [each for each in norms_in(pair.float_graph, pair.names) if each.can_smooth]
     assert len(found) == possible
     if not possible:
-        with pytest.raises(pt2qa.SelectionError, match="no norm with weights that only quantized linears read"):
+        with pytest.raises(pt2qa.SelectionError, match="no norm with a weight is read by quantized linears only"):
             Smoothing.look(pair, Folds.of(pair, Data("calibration", [x])))
     for each in found:
         plan = OverridePlan((Edit("smooth", each.ops, values=in_base64([2.0**power for power in range(-4, 4)])),))

@@ -81,7 +81,7 @@ def test_round_trip(report: Reconfiguration, tmp_path: Path) -> None:
     again = load(tmp_path / "reconfiguration.safetensors")
     assert isinstance(again, Reconfiguration)
     assert str(again) == str(report)
-    with pytest.raises(ReportError, match="holds no pair: it was loaded from a file"):
+    with pytest.raises(ReportError, match="has no pair: it was loaded from a file"):
         again.pair  # noqa: B018
 
 

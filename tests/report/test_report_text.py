@@ -184,9 +184,7 @@ def test_a_layer_that_costs_the_output_nothing_is_not_named(layers):
 def test_no_layer_is_named_where_all_of_them_are_healthy_by_themselves(layers):
     healthy = replace(layers, rows=layers.rows[1:7])
     assert "features" not in healthy.summary()
-    assert healthy.summary().splitlines()[2] == (
-        "From what an op reads to what it makes, the noise nowhere grows by more than 1 % of the signal's power."
-    )
+    assert healthy.summary().splitlines()[2] == "No op increases the noise by more than 1 % of the signal's power."
     assert replace(healthy, outputs=()).summary().splitlines()[0] == "No model output was compared."
 
 

@@ -253,7 +253,7 @@ def test_a_nested_graph_whose_sites_are_not_known_is_a_line_of_its_own() -> None
     expected = sum(noise(*(pair.simulator.run([batch], on=on)[0] for on in ({whole}, False))) for batch in data)
     assert row.noise == pytest.approx(expected, rel=1e-6)
     assert abs(budget.interactions) < 0.25 * budget.noise
-    assert "Most of the parts comes from nested graphs whose sites are not known" in str(budget)
+    assert "Most of the attributed noise is from nested graphs whose sites are unknown" in str(budget)
     assert budget.fault == ""
     diagnosis = pt2qa.diagnose(pair, data, progress=False)
     assert "Nothing to do" not in diagnosis.verdict

@@ -18,21 +18,20 @@ from pt2qa._trials.treatment import Treatment
 
 FEWEST_SAMPLES = 4
 HALF, MOST = 0.5, 0.8
-"""The share of the noise that one of so many samples must make, also to come before the precision of ops."""
+"""Least share of the noise that one sample causes; ``MOST`` to be named before the precision of ops."""
 
 ALONE = 0.5
-"""The share of a range that is left without one batch, from which on that batch is an outlier."""
+"""A batch is an outlier if, without it, less than this share of a range is left."""
 
 
 FAR, NEAR, ALL = 0.5, 0.1, 0.02
-"""How far, as a share of the range that calibration saw, one batch must exceed it, or most batches, or each one."""
+"""How far, as a share of the calibrated range, one batch must exceed it, or most batches, or each one."""
 
 MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
 
 
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
-    """Calibration data whose ranges do not fit the data: too narrow, too wide, or with an outlier."""
     recipe = case.judge.recipe
     seen = case.seen
     if recipe is None or recipe.data is None or not seen:
@@ -53,33 +52,33 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
     evidence = (
-        f"{counted(len(worst), 'site')} with values beyond what calibration saw; here by {share(beyond)} % of the range"
+        f"values exceed the calibrated range at {counted(len(worst), 'site')}; here by {share(beyond)} % of it"
         if narrow
-        else f"{counted(len(worst), 'site')} with ranges wider than the values; here {share(needed)} % is used"
+        else f"ranges are wider than the values at {counted(len(worst), 'site')}; here {share(needed)} % is used"
     )
     yield Hypothesis(
         cause="narrow-calibration" if narrow else "wide-calibration",
         name=site.name,
         others=case.names(worst),
-        evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} against "
-        f"those of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
-        remedy="calibrate on data like that which the model gets, prepared in the same way: "
+        evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} and "
+        f"of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
+        remedy="calibrate on data like the model's inputs in use, with the same preprocessing: "
         f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
         treatment=Treatment(data=case.data),
     )
 
 
 def bad_sample(now: Outcome, least: float = HALF) -> Iterator[Hypothesis]:
-    """One sample of the evaluation data that makes most of the error."""
     if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= least:
         return
     yield Hypothesis(
         cause="bad-sample",
         name="",
-        evidence=f"sample {now.worst_sample} makes {share(now.worst_sample_share)} % of the noise of {now.samples} "
-        f"samples and has {decibel(now.worst_sample_sqnr)} dB; the others have {decibel(now.without_worst)} dB",
-        remedy="see whether it was prepared like the others; if the model gets such data, calibrate with it: "
-        "pt2qa.find_bad_cases(pair, batches) keeps its inputs",
+        evidence=f"sample {now.worst_sample} accounts for {share(now.worst_sample_share)} % of the noise of "
+        f"{now.samples} samples and has {decibel(now.worst_sample_sqnr)} dB; the others have "
+        f"{decibel(now.without_worst)} dB",
+        remedy="check that it was preprocessed like the others; if the model receives such data in use, calibrate with "
+        "it: pt2qa.find_bad_cases(pair, batches) keeps its inputs",
         treatment=Treatment(),
         gain=now.without_worst - now.worst[1],
     )
@@ -124,10 +123,9 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 cause="calibration-outlier",
                 name=case.pair.sites[worst].name,
                 others=case.names(sorted(alone, key=lambda site: -weight[site])),
-                evidence=f"with calibration batch {batch} {counted(len(alone), 'range')} "
-                f"{'is' if len(alone) == 1 else 'are'} more than twice as wide; here {number(widths[worst])} instead "
-                f"of {number(_width((low, high)))}",
-                remedy=f"leave batch {batch} out of the calibration data",
+                evidence=f"calibration batch {batch} more than doubles {counted(len(alone), 'range')}; here "
+                f"{number(widths[worst])} instead of {number(_width((low, high)))}",
+                remedy=f"drop batch {batch} from the calibration data",
                 treatment=Treatment(
                     data=Data(
                         f"[batch for number, batch in enumerate(calibration) if number != {batch}]",

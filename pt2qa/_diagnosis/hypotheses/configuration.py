@@ -1,18 +1,18 @@
-"""What another configuration of the quantizer would do: fusions, observers, options, dynamic scales by row."""
+"""Another configuration of the quantizer: fusions, observers, dynamic scales by row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._reconfigure.baseline import observing
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
 from pt2qa._trials.treatment import Treatment
-from pt2qa.overrides.plan import OBSERVERS, Edit
+from pt2qa.overrides.plan import OBSERVERS
 
 
 def unfused(case: Case) -> Iterator[Hypothesis]:
-    """Pairs of ops that the backend fuses and the quantizer does not."""
     edits = case.fusions
     if not edits:
         return
@@ -25,9 +25,9 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
         cause="unfused-activation",
         name=first,
         others=case.names(worst),
-        evidence=f"{counted(len(edits), 'pair')} rounded in between; these roundings make {share(noise)} % of the "
-        "noise of all sites (error budget)",
-        remedy=f"fuse them: {counted(len(edits), 'edit')} of the plan",
+        evidence=f"{counted(len(edits), 'pair')} of ops quantized separately; the values in between account for "
+        f"{share(noise)} % of the noise of all sites (error budget)",
+        remedy=f"fuse them: {counted(len(edits), 'edit')} in the plan",
         treatment=Treatment(edits=edits),
     )
 
@@ -42,41 +42,38 @@ def rounded_before(case: Case) -> Iterator[Hypothesis]:
             cause="unfused-activation",
             name=site.name,
             others=(*case.names(found), *site.readers),
-            evidence=f"{counted(len(found), 'product')} rounded before the {site.readers[0]} that alone reads it",
-            remedy="annotate the two ops as one: no output_qspec at the first",
+            evidence=f"{counted(len(found), 'op')} quantized before the activation that alone reads it; here "
+            f"{site.readers[0]}",
+            remedy="annotate the two ops as one pattern: no output_qspec on the first",
             treatment=Treatment(exact=frozenset(case.places[index] for index in found)),
         )
 
 
 def dynamic_by_row(case: Case) -> Iterator[Hypothesis]:
-    """Dynamic scales that the kernels compute for each row."""
     if case.pair.recipe is None or case.pair.as_deployed() is case.pair:
         return
     dynamic = [site for site in case.pair.sites if site.params.dynamic]
     yield Hypothesis(
         cause="dynamic-by-row",
         name=max(dynamic, key=lambda site: case.noise(site.index)).name,
-        evidence=f"{counted(len(dynamic), 'dynamic scale')}, which the kernels compute row by row",
-        remedy="nothing on the device, which is better than the converted graph: analyse pair.as_deployed()",
+        evidence=f"{counted(len(dynamic), 'dynamic scale')}, which the kernels compute per row",
+        remedy="none needed: on the device the model is better than the converted graph; analyse pair.as_deployed()",
         treatment=Treatment(as_deployed=True),
     )
 
 
 def observers(case: Case) -> Iterator[Hypothesis]:
-    """Other observers for all activations."""
     annotations = case.annotations
     if annotations is None:
         return
-    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
     worst = case.ranked([site.index for site in case.static_sites], case.noise)
-    for observer in OBSERVERS if ops else ():
-        edit = Edit("observer", ops, observer)
-        if annotations.after(edit) is not None:
+    for observer in OBSERVERS:
+        for edit in observing(annotations, observer):
             yield Hypothesis(
                 cause="observer",
                 name=case.pair.sites[worst[0]].name if worst else "",
-                evidence="rounding and clamping of activations make most of the noise (error budget)",
-                remedy=f"observe activations with {OBSERVERS[observer]}: an edit of the plan",
+                evidence="activations account for most of the noise (error budget)",
+                remedy=f"observe activations with {OBSERVERS[observer]}: one edit in the plan",
                 treatment=Treatment(edits=(edit,)),
                 sentence=f"{OBSERVERS[observer]} chooses better ranges from the same data",
             )

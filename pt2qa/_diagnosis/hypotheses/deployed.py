@@ -15,19 +15,13 @@ from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
-from pt2qa.plugins.options import options_of
 
 LOST = 1.0
-"""How many dB kernels must cost the output."""
+"""Least SQNR in dB that the kernels cost."""
 
 
 def kernels(case: Case, backend: Any) -> tuple[DeployedReport, list[Hypothesis]]:
-    """The comparison with the deployed program, and where kernels cost much, the remedy that gives it most.
-
-    Args:
-        case: the pair.
-        backend: as for :func:`pt2qa.compare_deployed`, or its report; then no remedy is tried.
-    """
+    """The comparison, and where kernels cost much, the best remedy; none is tried if ``backend`` is a report."""
     if isinstance(backend, DeployedReport):
         return backend, list(_costly(case, backend, None))
     program = _Program(case, backend)
@@ -38,8 +32,6 @@ def kernels(case: Case, backend: Any) -> tuple[DeployedReport, list[Hypothesis]]
 
 @dataclass(frozen=True)
 class _Program:
-    """What a backend makes of the model."""
-
     case: Case
     backend: Any
 
@@ -55,7 +47,6 @@ class _Program:
         )
 
     def sqnr(self, treatment: Treatment) -> float:
-        """What it gives with a remedy, in dB."""
         return self.compared(self.case.judge.applied(treatment)).sqnr
 
 
@@ -71,37 +62,35 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
         cause="deployed-kernel",
         name=worst.name,
         others=tuple(row.name for row in report.suspects[1:]),
-        evidence=f"converted {decibel(converted)} dB, deployed {decibel(deployed)} dB; on the same inputs its kernel "
-        f"is up to {number(worst.isolated_max_lsb)} integer steps from the converted graph (deployed kernels)",
-        remedy=f"leave {few([row.name for row in report.suspects])} to another kernel, or in float; the notes of "
-        "diagnosis.reports['deployed'] say what is known about it",
+        evidence=f"converted {decibel(converted)} dB, deployed {decibel(deployed)} dB; on the same inputs, its kernel "
+        f"differs from the converted graph by up to {number(worst.isolated_max_lsb)} LSB (deployed kernels)",
+        remedy=f"use another kernel or float for {few([row.name for row in report.suspects])}; see the notes of "
+        "diagnosis.reports['deployed'] for known issues",
         treatment=Treatment(),
         gain=converted - deployed,
     )
-    recipe = case.judge.recipe
-    if program is None or recipe is None:
+    if program is None or case.judge.recipe is None:
         yield costly
         return
-    options = {option.name: option.default for option in options_of(recipe.plugin)}
-    if options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16
+    if case.options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16
         narrower = Treatment(options=(("reduce_range", True),))
         gain = program.sqnr(narrower) - deployed
         yield replace(
             costly,
             cause="saturation",
-            remedy="quantize with reduce_range=true, or deploy to CPUs with VNNI",
+            remedy="quantize with reduce_range=true, or deploy on CPUs with VNNI",
             treatment=narrower,
             gain=gain,
         )
         if gain >= (converted - deployed) / 2:
-            return  # that is why
+            return
     edits = _floats(case, report.suspects[:MOST])
     if edits:
         floats = Treatment(floats=edits)
         ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
         yield replace(
             costly,
-            remedy=f"leave these ops in float: {', '.join(ops)}",
+            remedy=f"keep these ops in float: {', '.join(ops)}",
             treatment=floats,
             gain=program.sqnr(floats) - deployed,
             cost=case.costs.macs_of(ops),

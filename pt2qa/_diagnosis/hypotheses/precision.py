@@ -49,8 +49,8 @@ def needed(case: Case) -> Iterator[Hypothesis]:
             cause=_cause(case, freed),
             name=case.pair.sites[worst].name,
             others=candidate.edit.ops,
-            evidence=f"its roundings make {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
-            remedy=f"leave it in float: {candidate.edit}",
+            evidence=f"accounts for {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
+            remedy=f"keep these ops in float: {', '.join(candidate.edit.ops)}",
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
@@ -60,7 +60,6 @@ def needed(case: Case) -> Iterator[Hypothesis]:
 
 
 def _nested(case: Case) -> Iterator[Hypothesis]:
-    """The nested graphs that make much of the noise; no edit reaches there."""
     graphs: dict[int, list[int]] = defaultdict(list)
     for site in case.pair.sites:
         if site.nested:
@@ -72,10 +71,10 @@ def _nested(case: Case) -> Iterator[Hypothesis]:
                 cause=_cause(case, sites) or "precision",
                 name=case.pair.sites[max(sites, key=case.noise)].name,
                 others=case.names(sites),
-                evidence=f"what its nested graph rounds makes {share(noise / case.total_noise)} % of the noise of all "
-                "sites (error budget)",
-                remedy="leave the nested graph in float: have the quantizer annotate nothing in it, since no edit "
-                "reaches there",
+                evidence=f"its nested graph accounts for {share(noise / case.total_noise)} % of the noise of all sites "
+                "(error budget)",
+                remedy="keep the nested graph in float: make the quantizer annotate nothing in it, since plans "
+                "do not reach nested graphs",
                 treatment=Treatment(exact=frozenset(case.places[index] for index in sites)),
                 share=case.share(case.noise, sites),
             )
@@ -95,9 +94,9 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
         cause=_cause(case, worst),
         name=site.name,
         others=(*case.names(worst), *ops),
-        evidence=f"{counted(len(worst), 'site')} {'makes' if len(worst) == 1 else 'make'} "
-        f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites (error budget)",
-        remedy=f"leave these ops in float: {', '.join(ops)}",
+        evidence=f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites comes from "
+        f"{counted(len(worst), 'site')} (error budget)",
+        remedy=f"keep these ops in float: {', '.join(ops)}",
         treatment=Treatment(floats=(edit,)),
         cost=case.costs.macs_of(ops),
         share=case.share(case.noise, worst),

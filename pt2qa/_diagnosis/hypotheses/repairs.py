@@ -1,4 +1,4 @@
-"""What quantizing with other numbers would give at no cost: ranges, biases, integers and norms fitted to the output."""
+"""The methods of :func:`pt2qa.repair` as remedies."""
 
 from __future__ import annotations
 
@@ -24,44 +24,43 @@ CAUSE_OF: Final = {
 
 
 def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
-    """The batches that a repair is fitted to; None, and why, if there are none."""
+    """The batches that a repair is fitted to, or why there are none."""
     recipe = case.judge.recipe
     if recipe is None:
         return None, "the pair was not made by pt2qa.quantize"
     if recipe.qat:
-        return None, "the pair was trained (QAT), which has chosen its ranges and weights"
+        return None, "the pair was trained (QAT), so its ranges and weights are learned"
     if not state.made_of_edits:
         return None, "a remedy above must be applied to the model or the quantizer first"
     if state.data is not None:
         return state.data, ""
     if recipe.data is None:
-        return None, "the batches that the pair was calibrated on were an iterator, which is used up"
+        return None, "the pair was calibrated on an iterator, which is exhausted"
     return replace(recipe.data, mask=case.data.mask), ""
 
 
 def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hypothesis | str:
-    """What a method changes in a pair with all remedies so far; why not, if it helps no data that it did not see."""
+    """A method's fit to the pair with all remedies so far, or why it is not applied."""
     pair = case.judge.applied(state)
-    folds = Folds.of(pair, data)
-    found = guarded(method, pair, folds)
+    found = guarded(
+        method, pair, Folds.of(pair, data), lambda edits: case.judge.pair_with(state.then(Treatment(edits=edits)))
+    )
     if found.fit is None:
         return found.refused
     edits = found.fit.edits
-    case.judge.adopt(state.then(Treatment(edits=edits)), folds.quantized_with(pair, edits))
     names = _noisiest(case, [op for edit in edits for op in edit.ops])
     return Hypothesis(
         cause=CAUSE_OF[method.name],
         name=names[0],
         others=names,
-        evidence=f"{counted(len(edits), 'edit')} fitted to what the output costs; {found.gain:+.2g} dB on calibration "
-        "data that was left out of the fit",
-        remedy=f"the {method.name} of pt2qa.repair: {counted(len(edits), 'edit')} of the plan",
+        evidence=f"{counted(len(edits), 'edit')} fitted to the output error; {found.gain:+.2g} dB on held-out "
+        "calibration data",
+        remedy=f"{method.name}, as pt2qa.repair does: {counted(len(edits), 'edit')} in the plan",
         treatment=Treatment(edits=edits),
     )
 
 
 def _noisiest(case: Case, ops: Sequence[str]) -> tuple[str, ...]:
-    """Ops by the noise that the sites at them make, the largest first."""
     noise = dict.fromkeys(ops, 0.0)
     for site in case.pair.sites:
         if site.name in noise:

@@ -48,9 +48,9 @@ def masked(case: Case) -> Iterator[Hypothesis]:
         cause="masked-values",
         name=first.name,
         others=case.names([site.index for site in masks]),
-        evidence=f"values down to {number(_lowest(case, first))} have the scale {number(first.params.largest_scale)}, "
-        "so ordinary values are rounded to a few integers",
-        remedy="use a finite mask that is only a little below the scores, such as -30, or leave the ops in "
+        evidence=f"values down to {number(_lowest(case, first))} give a scale of {number(first.params.largest_scale)}, "
+        "which leaves few integer values for ordinary scores",
+        remedy="use a mask value that is only a little below the scores, such as -30, or keep the ops in "
         f"float{''.join(dict.fromkeys(edits))}",
         treatment=treatment,
         cost=cost,
@@ -65,7 +65,6 @@ def _lowest(case: Case, site: Site) -> float:
 
 
 def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
-    """Whether the float edits of a treatment already leave a site in float."""
     annotations = case.annotations
     if annotations is None or not treatment.floats:
         return case.places[site.index] in treatment.exact
@@ -87,11 +86,11 @@ def floored(case: Case) -> Iterator[Hypothesis]:
             cause="observer",
             name=site.name,
             others=case.names(low),
-            evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the smallest "
-            "that the observer gives, and the values need a smaller one",
-            remedy="give these observers a smaller eps, such as observer.with_args(eps=1e-9)",
+            evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the observer's "
+            "eps, and the values need a smaller one",
+            remedy="configure these observers with a smaller eps, such as observer.with_args(eps=1e-9)",
             treatment=case.played(fitted, low),
-            sentence="the smallest scale that the observer gives is too large for the values",
+            sentence="the observer's smallest scale, its eps, is too large for the values",
         )
 
 
@@ -117,7 +116,6 @@ def _needs_less(case: Case, index: int) -> bool:
 
 
 def too_few_steps(case: Case) -> Iterator[Hypothesis]:
-    """Sites whose type holds more integers than they use."""
     few = [site.index for site in case.static_sites if _steps(site) < FEWEST_STEPS and site.index in case.fitted]
     worst = sorted(few, key=case.excess, reverse=True)
     if worst:
@@ -126,9 +124,9 @@ def too_few_steps(case: Case) -> Iterator[Hypothesis]:
             cause="activation-scheme",
             name=site.name,
             others=case.names(worst),
-            evidence=f"{counted(len(worst), 'site')} with few integers; this {site.params.dtype} has "
+            evidence=f"{counted(len(worst), 'site')} with a reduced integer range; here {site.params.dtype} "
             f"{site.params.quant_min}..{site.params.quant_max}",
-            remedy="annotate the whole range of the type (quant_min, quant_max)",
+            remedy="annotate the full range of the dtype (quant_min, quant_max)",
             treatment=case.played(case.fitted, worst),
         )
 
@@ -152,18 +150,18 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         with_them = (
             f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
         )
-        how = f"{share(beyond)} % beyond the range" if beyond > 0.01 else f"{share(used)} % of the range used"
+        how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
         yield Hypothesis(
             cause=cause,
             name=site.name,
             others=case.names(sites),
             evidence=f"{how}{with_them} (scale {number(site.params.largest_scale)}, values "
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
-            remedy="give it a scale of its own"
+            remedy="annotate it with a scale of its own"
             if cause == "shared-scale"
-            else "annotate another observer: MinMaxObserver keeps all values that calibration shows it"
+            else "annotate another observer: MinMaxObserver covers all values of the calibration data"
             if most
-            else "let calibration choose its range, or fix one that holds its values",
+            else "let calibration choose its range, or fix one that covers its values",
             treatment=case.played(case.fitted, unfit if cause == "observer" else sites),
             share=case.share(case.excess, unfit if cause == "observer" else sites),
         )
@@ -186,7 +184,6 @@ def _is_as_calibrated(case: Case, site: Site) -> bool:
 
 
 def twice(case: Case) -> Iterator[Hypothesis]:
-    """Values that are rounded again with other parameters behind an op that only moves them."""
     program = case.pair.program
     rounded = {site.result: site for site in case.static_sites}
     again: dict[int, Site] = {}
@@ -206,25 +203,24 @@ def twice(case: Case) -> Iterator[Hypothesis]:
             cause="broken-sharing",
             name=site.name,
             others=case.names(worst),
-            evidence=f"rounded with the scale {number(before.params.largest_scale)} at {before.name} and with "
-            f"{number(site.params.largest_scale)} here, though the values are the same",
-            remedy="share the scale: SharedQuantizationSpec of the input, as the op only moves values",
+            evidence=f"scale {number(before.params.largest_scale)} at {before.name}, and "
+            f"{number(site.params.largest_scale)} here for the same values",
+            remedy="share the scale: SharedQuantizationSpec of the input, since the op only moves values",
             treatment=Treatment(exact=frozenset(case.places[index] for index in worst)),
             share=case.share(case.noise, worst),
         )
 
 
 def outliers(case: Case) -> Iterator[Hypothesis]:
-    """Activations of which a few channels need the range."""
     for index in _with_outliers(case, NOTABLE):
         site = case.pair.sites[index]
         treatment, edit, cost = in_float(case, site)
         yield Hypothesis(
             cause="outlier-channel",
             name=site.name,
-            evidence=f"{_largest(case, site)}; with a range for each channel the site would make "
+            evidence=f"{_largest(case, site)}; a range per channel would leave "
             f"{share(case.noise(site.index, 'by channel') / case.noise(site.index))} % of its noise (error budget)",
-            remedy=f"scale that channel down here and up in the weights behind, or leave the op in float{edit}",
+            remedy=f"scale that channel down here and up in the next weights, or keep the op in float{edit}",
             treatment=treatment,
             cost=cost,
         )
@@ -240,10 +236,10 @@ def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
             cause="outlier-channel",
             name=site.name,
             others=case.names(worst),
-            evidence=f"{counted(len(worst), 'activation')} of which {_largest(case, site)}; with a range for each "
-            f"channel they would make {share(rest / whole)} % of their noise (error budget)",
-            remedy="scale these channels down where they begin and up in the weights that read them, or take the "
-            "outlier out of training; measured with a range for each channel",
+            evidence=f"{counted(len(worst), 'activation')}, of which {_largest(case, site)}; a range per channel would "
+            f"leave {share(rest / whole)} % of their noise (error budget)",
+            remedy="scale these channels down where they begin and up in the weights that read them, or train without "
+            "the outlier; the gain is that of a range per channel",
             treatment=case.played(case.by_channel, worst),
             share=case.share(case.noise, worst),
         )
@@ -306,7 +302,7 @@ def _sharers(case: Case, index: int) -> tuple[str, ...]:
 
 
 def _float_edit(case: Case, site: Site) -> Edit | None:
-    """The smallest edit that leaves a site in float: what reads it, else also what makes it."""
+    """The smallest edit that keeps a site in float: of its readers, else of the op that computes it, else of both."""
     annotations = case.annotations
     if annotations is None:
         return None
@@ -322,7 +318,7 @@ def _float_edit(case: Case, site: Site) -> Edit | None:
 
 
 def in_float(case: Case, site: Site) -> tuple[Treatment, str, float]:
-    """What leaves a site in float, as text behind a remedy, and its cost."""
+    """What keeps a site in float, as a suffix for the text of a remedy, and its cost."""
     edit = _float_edit(case, site)
     if edit is None:
         return Treatment(exact=frozenset({case.places[site.index]})), "", 0.0

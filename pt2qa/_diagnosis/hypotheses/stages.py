@@ -1,4 +1,4 @@
-"""Stages before quantization: capture and prepare; and numbers that are no numbers."""
+"""Stages before quantization, capture and prepare; NaN and infinity."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def changed(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause=cause,
             name="",
-            evidence=f"{after} is {decibel(apart)} dB from {before}; the quantized model is {decibel(whole)} dB from "
-            f"{before}, and {decibel(rest)} dB from {after} (stages, first batch)",
-            remedy="compare the two graphs op by op: pt2qa.compare_graphs; no change of the quantizer can help",
+            evidence=f"SQNR on the first batch: {after} {decibel(apart)} dB relative to {before}; quantized "
+            f"{decibel(whole)} dB relative to {before}, {decibel(rest)} dB relative to {after} (stages)",
+            remedy="compare the two graphs op by op with pt2qa.compare_graphs; no quantizer setting can help",
             treatment=Treatment(),
             gain=rest - whole,
         )
@@ -61,7 +61,7 @@ def changed(case: Case) -> Iterator[Hypothesis]:
 def constants(case: Case) -> Iterator[Hypothesis]:
     """Weights, biases and other constants that are not the float model's, beyond rounding."""
     apart = {
-        constant.reader: f"{decibel(found)} dB from its float value"
+        constant.reader: f"has {decibel(found)} dB relative to its float value"
         for constant in case.pair.program.constants
         if constant.site is None
         and not constant.mutated
@@ -71,8 +71,7 @@ def constants(case: Case) -> Iterator[Hypothesis]:
     }
     weights = changed_weights(case)
     apart |= {
-        case.pair.sites[site].name: f"{number(steps)} integer steps from its float value, where rounding moves it by "
-        "half a step at most"
+        case.pair.sites[site].name: f"is {number(steps)} LSB from its float value; rounding is half an LSB at most"
         for site, steps in sorted(weights.items(), key=lambda item: item[1])
     }
     if not apart:
@@ -98,8 +97,8 @@ def constants(case: Case) -> Iterator[Hypothesis]:
         cause="prepare-changed",
         name=name,
         others=tuple(apart),
-        evidence=f"a weight or bias is {apart[name]}",
-        remedy="find what changed it between the float model and the converted graph, such as a batch norm folded with "
+        evidence=f"a weight or bias {apart[name]}",
+        remedy="find what changed it between the float model and the converted graph, such as batch norm folding with "
         "other statistics",
         treatment=Treatment(),
         gain=_sqnr(reference, restored) - _sqnr(reference, quantized),
@@ -111,7 +110,6 @@ SAME = 60.0
 
 
 def nonfinite(case: Case) -> Iterator[Hypothesis]:
-    """Sites at which the quantized model first becomes NaN or infinite."""
     fault = case.fault
     if fault is None or fault.side != "quantized":
         return
@@ -121,15 +119,14 @@ def nonfinite(case: Case) -> Iterator[Hypothesis]:
         yield Hypothesis(
             cause="nonfinite",
             name=fault.name,
-            evidence=f"{fault.what} appears first at {fault.name}, in the quantized model alone",
-            remedy=f"leave the op in float{remedy}",
+            evidence=f"{fault.what} appears first at {fault.name}, only in the quantized model",
+            remedy=f"keep the op in float{remedy}",
             treatment=treatment,
             cost=cost,
         )
 
 
 def _sqnr(reference: list[Tensor], other: list[Tensor]) -> float:
-    """SQNR of the worst of several outputs; nan without one that has a number."""
     found = (
         noise_sums((ref, out), ((0, 1),))[0].sqnr
         for ref, out in zip(reference, other, strict=False)

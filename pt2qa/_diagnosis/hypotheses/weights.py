@@ -14,10 +14,9 @@ from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.played import fitted_weight
 from pt2qa._sensitivity.roundings import rounding
-from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment
 from pt2qa._weights.sums import weight_sums
-from pt2qa.plugins.options import options_of
 
 COARSE = 4.0
 """How many times the squared error of int8 weights per output channel is too much: half the integer steps are lost."""
@@ -27,7 +26,6 @@ CHANGED_STEPS = 1.5
 
 
 def coarse(case: Case) -> Iterator[Hypothesis]:
-    """Weights per tensor, along the wrong axis, affine, or with too few integers."""
     groups: dict[str, list[int]] = {}
     for index in case.ranked(filter(functools.partial(_is_coarse, case), case.fitted_weights), case.excess):
         groups.setdefault("per-tensor-weights" if _per_tensor(case, index) else "weight-scheme", []).append(index)
@@ -38,9 +36,9 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
             cause=cause,
             name=site.name,
             others=case.names(sites),
-            evidence=f"{counted(len(sites), 'weight')}, this one {_scheme(site)}; it makes "
+            evidence=f"{counted(len(sites), 'weight')}, here {_scheme(site)}, with "
             f"{number(case.noise(site.index) / max(case.noise(site.index, 'fitted'), 1e-300))} times the noise of int8 "
-            f"weights per output channel (error budget); {_spread(case, site)}",
+            f"per output channel (error budget); {_spread(case, site)}",
             remedy=remedy,
             treatment=treatment,
         )
@@ -71,7 +69,6 @@ def changed(case: Case) -> dict[int, float]:
 
 
 def biases(case: Case) -> Iterator[Hypothesis]:
-    """Biases in fewer bits than the 32 of the sums that they are added to."""
     few = [site.index for site in case.pair.sites if site.kind == "bias" and site.params.dtype in NARROW]
     if few:
         site = case.pair.sites[max(few, key=case.noise)]
@@ -79,11 +76,11 @@ def biases(case: Case) -> Iterator[Hypothesis]:
             cause="weight-scheme",
             name=site.name,
             others=case.names(few),
-            evidence=f"{counted(len(few), 'bias', 'biases')} rounded to {site.params.dtype} with the scale "
+            evidence=f"{counted(len(few), 'bias', 'biases')} quantized to {site.params.dtype} with scale "
             f"{number(site.params.largest_scale)}",
-            remedy="leave biases in float, or derive their scale: int32, scale of the input times scale of the weight",
+            remedy="keep biases in float, or int32 with a derived scale: scale of the input times scale of the weight",
             treatment=Treatment(exact=frozenset(case.places[index] for index in few)),
-            sentence="biases are rounded more coarsely than the sums that they are added to",
+            sentence="biases are quantized more coarsely than the accumulators that they are added to",
         )
 
 
@@ -111,7 +108,7 @@ def unread(case: Case) -> Iterator[Hypothesis]:
             others = [axis for axis in range(value.dim()) if axis != 1]
             largest = value.abs().amax(others)
             if largest[silent].max() > UNEQUAL * largest[~silent].max() and weight.index in case.fitted_weights:
-                yield _silenced(case, weight, silent, largest)
+                yield _without_unread(case, weight, silent, largest)
 
 
 SILENT = 1e-4
@@ -121,33 +118,29 @@ UNEQUAL = 4.0
 """How many times larger than the others weights of such a channel must be to matter: two bits."""
 
 
-def _silenced(case: Case, site: Site, silent: Tensor, largest: Tensor) -> Hypothesis:
+def _without_unread(case: Case, site: Site, silent: Tensor, largest: Tensor) -> Hypothesis:
     constant = case.constants[site.index]
-    assert isinstance(constant.reference, Tensor), "weights with a float value alone are looked at"
-    heard = constant.reference.clone()
-    heard[:, silent] = 0
-    rounded = fitted_weight(heard, 0)
+    assert isinstance(constant.reference, Tensor), "unread looks only at weights with a float value"
+    params = fitted_weight(_zeroed(constant.reference, silent), 0)
     return Hypothesis(
         cause="outlier-channel",
         name=site.name,
-        evidence=f"weights of {counted(int(silent.sum()), 'input channel')} whose values are always zero reach "
-        f"{number(float(largest[silent].max()))}, all others {number(float(largest[~silent].max()))}",
+        evidence=f"{counted(int(silent.sum()), 'input channel is', 'input channels are')} always zero, and the weights "
+        f"there reach {number(float(largest[silent].max()))}, all others {number(float(largest[~silent].max()))}",
         remedy="set these weights to 0 in the model: weight[:, channels] = 0",
-        treatment=case.played({site.index: Substitute(functools.partial(_rounded_without, rounded, silent))}),
-        sentence="huge weights of channels that are always zero take the range",
+        treatment=case.played({site.index: Substitute(lambda weight: rounding(params)(_zeroed(weight, silent)))}),
+        sentence="huge weights of channels that are always zero dominate the range",
     )
 
 
-def _rounded_without(params: QuantParams, silent: Tensor, weight: Tensor) -> Tensor:
-    heard = weight.clone()
-    heard[:, silent] = 0
-    return rounding(params)(heard)
+def _zeroed(weight: Tensor, channels: Tensor) -> Tensor:
+    zeroed = weight.clone()
+    zeroed[:, channels] = 0
+    return zeroed
 
 
 def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
-    """The largest distance in integer steps between a weight and its float value, where that can be held; 0 if it is
-    what rounding makes.
-    """
+    """The largest distance in integer steps of an unclamped weight from its float value; 0 if due to rounding."""
     params = site.params
     assert params.scale is not None, "weights have fixed scales"
     assert params.zero_point is not None, "as above"
@@ -170,11 +163,9 @@ def _per_tensor(case: Case, index: int) -> bool:
 
 def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
     """Quantizing again where the plug-in has an option for it; else advice, which is played."""
-    recipe = case.judge.recipe
-    options = {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
-    if cause == "per-tensor-weights" and options.get("per_channel") is False:
+    if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
         return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))
-    advice = "annotate these weights as int8, symmetric, -127..127, one scale for each output channel"
+    advice = "annotate these weights as int8, symmetric, -127..127, one scale per output channel"
     return advice, case.played(case.fitted_weights, sites)
 
 
@@ -185,7 +176,6 @@ def _scheme(site: Site) -> str:
 
 
 def _spread(case: Case, site: Site) -> str:
-    """How unequal the channels are."""
     constant = case.constants[site.index]
     axis = weight_axis(constant)
     if axis is None:
@@ -195,6 +185,6 @@ def _spread(case: Case, site: Site) -> str:
     noise = (constant.reference - constant.quantized).double().square().sum()
     sqnr = decibels(float(constant.reference.double().square().sum()), float(noise))
     return (
-        f"its channels reach from {number(float(largest.min()))} to {number(float(largest.max()))}, the largest is "
-        f"channel {int(largest.argmax())}, and its SQNR is {number(sqnr)} dB"
+        f"its channels reach {number(float(largest.min()))} to {number(float(largest.max()))}, channel "
+        f"{int(largest.argmax())} most, and its SQNR is {number(sqnr)} dB"
     )
