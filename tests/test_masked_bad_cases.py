@@ -9,6 +9,7 @@ import torch
 
 import pt2qa
 from pt2qa._bad_cases.output_pairs import OutputPair
+from pt2qa._simulator.positions import Layout
 from tests.padded_prompts import Running, padded, prompts, quantized
 
 METRICS = ["sqnr", "cosine", "l1", "atol", "kl"]
@@ -99,3 +100,9 @@ def test_an_argmax_of_ones_own_is_masked_too(pair: pt2qa.QuantizedPair) -> None:
     logits = masked(pair, [padded(prompts())])
     first = {row.index: row.first_wrong for row in logits.rows}
     assert {row.index: row.first_wrong for row in report.rows} == first
+
+
+def test_a_value_whose_positions_are_not_its_second_axis_names_none() -> None:
+    keep, reference = torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 4, 3)
+    output = OutputPair("output", reference, 2 * reference, 0, layout=Layout(0, (2,)), keep=keep)
+    assert output.positions == [(-1, -1), (-1, -1)]

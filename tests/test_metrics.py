@@ -185,7 +185,8 @@ def test_empty_tensors_have_no_numbers_and_say_why() -> None:
 
 
 def test_constant_and_zero_dimensional_tensors() -> None:
-    assert error_sums(torch.tensor(2.0), torch.tensor(1.0)).sqnr == pytest.approx(20 * math.log10(2))
+    sums = error_sums(torch.tensor(2.0), torch.tensor(0.5))
+    assert (sums.sqnr, sums.mse, sums.l1) == (pytest.approx(20 * math.log10(2 / 1.5)), 2.25, 1.5)
     assert error_sums(torch.full((2000,), 2.0), torch.full((2000,), 1.0)).l1 == 1.0
 
 

@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._graph.copies import copy_nodes
-from pt2qa._graph.handles import remove_handles
+from pt2qa._graph.handles import assign_handles, remove_handles
 from pt2qa._graph.internals.nodes import PROVENANCE
 from pt2qa._graph.matching import has_handles
 from pt2qa.plugins import resolve
@@ -143,6 +143,14 @@ def test_a_flow_without_pt2qa_pairs(reference: Callable[[Any], Any], change: Cal
         ("bn1/batch_norm", "folded into conv1/conv2d, which is compared after it"),
         ("bn2/batch_norm", "folded into conv2/conv2d, which is compared after it"),
     }
+
+
+def test_handles_of_one_graph_alone_do_not_count() -> None:
+    program, quantized = plain_flow()
+    numbered = copy_nodes(quantized)
+    assign_handles(numbered)
+    expected = pt2qa.pair(program, quantized).pairing
+    assert repr(pt2qa.pair(program, numbered).pairing) == repr(expected)
 
 
 def test_arguments_are_not_changed() -> None:

@@ -419,6 +419,7 @@ def test_trap_23_an_infinite_mask_becomes_the_smallest_score(spelling: str) -> N
     assert row.why == f"-inf from {origin} reaches it, which integers cannot represent: it becomes {low:.3g}".replace(
         "from full ", "from full_like "
     )
+    assert row.value == math.inf
     rows = found("nonfinite-observed", prepared(Masked(apply, -math.inf), x, CLIPPING, [x]))
     assert any(row.name == "add" and "which integers cannot represent" in row.why for row in rows)
 
@@ -442,6 +443,7 @@ def test_a_mask_that_is_an_input_shows_in_the_scale_or_in_the_data() -> None:
     assert {row.name: row.why for row in rows}[
         "mask"
     ] == "infinite or NaN values reach it, which integers cannot represent"
+    assert {row.value for row in rows} == {math.inf}
 
 
 def test_a_mask_that_stays_in_float_is_fine() -> None:

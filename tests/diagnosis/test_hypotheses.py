@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import nn
 
 import pt2qa
 from pt2qa._diagnosis.case import Case
+from pt2qa._diagnosis.hypotheses import calibration
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
-from pt2qa._diagnosis.hypotheses.sites import in_float
+from pt2qa._diagnosis.hypotheses.deployed import _costly
+from pt2qa._diagnosis.hypotheses.sites import _lowest, in_float
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
+from pt2qa._sensitivity.ranges import observe
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.program import QuantParams, Site
+from pt2qa._simulator.program import Constant, QuantParams, Site
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Treatment
@@ -72,3 +78,38 @@ def test_a_weight_is_as_far_from_its_own_as_where_the_range_holds_it(zero_point:
         changed = clamped.clone()
         changed[end] += 0.7
         assert _steps_apart(site, reference, changed) == pytest.approx(7.0, rel=1e-4)
+
+
+def test_the_lowest_value_of_a_mask_is_that_of_the_float_model(case: Case) -> None:
+    site = case.pair.sites[0]
+    constant = Constant(0, torch.tensor([-100.0, 0.0]), torch.tensor([-96.0, 0.0]))
+    assert _lowest(cast(Case, SimpleNamespace(constants={site.index: constant})), site) == -100.0
+
+
+def test_an_outlier_is_left_out_of_the_batches_of_its_own_process(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    *others, last = case.data.batches
+    own = Data("calibration", [*others, 100 * last])
+    seen = observe(case.pair, ((case.pair.values(batch), None) for batch in own))
+    monkeypatch.setattr(calibration, "batches_before", lambda count: 10)
+    monkeypatch.setattr(Case, "excess", lambda self, site: 1.0)
+    ((number, found),) = calibration._outliers(case, own, seen)
+    assert number == 10 + len(others)
+    assert found.treatment.data is not None
+    assert [*map(id, found.treatment.data.batches)] == [*map(id, others)]
+
+
+@pytest.mark.parametrize(("narrower", "causes"), [(26.0, 1), (24.0, 2)])
+def test_sums_that_saturate_explain_half_of_what_kernels_cost_or_their_ops_are_left_in_float(
+    narrower: float, causes: int
+) -> None:
+    x = torch.randn(4, 8)
+    pair, data = quantized_pair(nn.Linear(8, 8), x, "x86"), Data("batches", [x])
+    judge = Judge(pair, data, None, "diagnose")
+    stages = [SimpleNamespace(name="converted", sqnr=30.0), SimpleNamespace(name="deployed", sqnr=20.0)]
+    report = SimpleNamespace(stages=stages, suspects=[SimpleNamespace(name="linear", isolated_max_lsb=3.0)])
+    program = SimpleNamespace(sqnr=lambda treatment: narrower if treatment.options else 29.0)
+    found = list(_costly(Case(pair, judge, data, judge.outcome(Treatment())), cast(Any, report), cast(Any, program)))
+    assert [(each.cause, each.gain) for each in found] == [
+        ("saturation", narrower - 20.0),
+        ("deployed-kernel", 9.0),
+    ][:causes]

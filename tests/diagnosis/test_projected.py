@@ -219,3 +219,10 @@ def test_sampled_variants_are_measured_on_the_first_samples(method: Any, sizes: 
     for key, value in found.noise.items():
         other = first.noise[key] * sum(sizes) / measured if key[1] == "clamping" else whole.noise[key]
         assert value == pytest.approx(other, rel=1e-4, abs=1e-9 * found.signal)
+
+
+def test_how_often_is_a_matter_of_the_relative_error() -> None:
+    torch.manual_seed(0)
+    net, batch = nn.Linear(64, 64, bias=False), (torch.randn(256, 64),)
+    net.weight.data *= 2**-10
+    assert site_noises(quantized_pair(net, batch), [batch], shifted, projections=None).projections == 4

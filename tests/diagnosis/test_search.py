@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from pt2qa._diagnosis.analysis import _needed
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.search import Search, _best
+from pt2qa._diagnosis.search import Search, _best, _how
+from pt2qa._repair.guard import Method
 from pt2qa._simulator.data import Data
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.target import Target
@@ -79,3 +81,42 @@ def test_a_metric_that_gains_while_the_outputs_lose_their_number_is_chance(
     each = in_float(search, "site-range", 1.0, 0)
     assert search._by_chance(each, Treatment(), search.quality)
     assert not search._by_chance(each, Treatment(), unknown)
+
+
+def test_what_is_free_is_taken_before_a_repair(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    monkeypatch.setattr(search, "repairs", (Method,))
+    monkeypatch.setattr(search, "_repair", lambda: taken.extend(row.cause for row in search.rows))
+    with torch.no_grad():
+        search.run()
+    assert "narrow-calibration" in taken
+
+
+def test_what_is_left_after_ctrl_c_is_listed_with_its_gain(search: Search) -> None:
+    best, other = in_float(search, "site-range", 1.0, 0), in_float(search, "precision", 0.9, 2)
+    search._left = [(other, 1.0), (best, 5.0)]
+    search.so_far()
+    assert [row.name for row in search.rows] == [best.name]
+    assert [(row.name, row.gain) for row in search.tried] == [(other.name, 1.0)]
+    assert search.tried[0].reason == "interrupted before it was measured after the remedies above"
+
+
+def test_how_a_gain_was_measured(search: Search) -> None:
+    remedy = in_float(search, "deployed-kernel", 1.0, 0)
+    measured = replace(remedy, gain=1.0)
+    assert [_how(measured), _how(replace(measured, treatment=Treatment()))] == ["deployed", "compared"]
+    assert [_how(remedy), _how(replace(remedy, treatment=Treatment(options=(("qat", True),))))] == [
+        "simulated",
+        "quantized again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at_least", "of_float", "needed"), [(0.7, False, 0.7), (0.7, True, 0.56), (-math.inf, False, 0.792)]
+)
+def test_a_target_is_a_number_a_share_or_nearly_all(
+    search: Search, monkeypatch: pytest.MonkeyPatch, at_least: float, of_float: bool, needed: float
+) -> None:
+    monkeypatch.setattr(search.case.judge, "of_float", lambda: 0.8)
+    aim = Target(at_least, metric=lambda model: 0.0, of_float=of_float)
+    assert _needed(aim, search.case.judge) == pytest.approx(needed)

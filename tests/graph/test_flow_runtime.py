@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import base64
 import inspect
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import pt2qa
 from pt2qa._graph.handles import names_of
 from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
-from pt2qa._graph.internals.flow_runtime import ops_by_name
+from pt2qa._graph.internals.flow_runtime import change_norms, ops_by_name
 from pt2qa.plugins.code import needed, needed_imports, runtime
 from tests.overrides.flows import captured
 from tests.overrides.nets import NETS
@@ -47,3 +52,19 @@ def test_capture_does_not_import_quantizers() -> None:
 def test_ops_have_the_names_of_reports(net: str) -> None:
     graph = captured(net)[0].module()
     assert {*ops_by_name(graph.graph)} == {"output", *(name.name for name in names_of(graph).values())}
+
+
+@pytest.mark.parametrize("kind", ["smooth", "shift"])
+def test_what_moves_from_a_norm_to_its_readers_leaves_the_outputs(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)), torch.randn(5, 4)
+    graph = pt2qa.capture(model.eval(), x).module()
+    expected, norm = graph(x), {name: value.clone() for name, value in graph.named_parameters()}
+    values = np.array([2.0, 0.5, -3.0, 1.0], dtype="<f4")
+    numbers = base64.b64encode(values.tobytes()).decode()
+    change_norms(graph, ops_by_name(graph.graph), [(kind, "0/layer_norm", ["1/linear"], [], numbers)])
+    torch.testing.assert_close(graph(x), expected)
+    weight, bias = (graph.get_parameter(f"0.{name}").detach().numpy() for name in ("weight", "bias"))
+    own_weight, own_bias = (norm[f"0.{name}"].detach().numpy() for name in ("weight", "bias"))
+    moved = (own_weight / values, own_bias / values) if kind == "smooth" else (own_weight, own_bias - values)
+    np.testing.assert_allclose((weight, bias), moved)

@@ -163,6 +163,7 @@ def test_a_graph_can_be_called_before_the_end_and_has_its_code_after() -> None:
         assert torch.equal(traced(X), X.relu())
         traced.recompile()
     assert "self.1" not in traced.code.replace('getattr(self, "1")', "self.1")
+    assert not module._State.stale
 
 
 def test_after_an_exception_a_graph_runs_as_edited() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec
 
 import pt2qa
-from pt2qa._layers.verdict import clamped_share, growth
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._layers.sums import Compared, _reach
+from pt2qa._layers.verdict import NEAR, clamped_share, growth, summary_of
+from pt2qa._metrics import ErrorSums
 from pt2qa.plugins import available
 from tests.check.plain_quantizer import AFFINE, PlainQuantizer, per_channel
 from tests.flows import quantized_pair, residual_pair
@@ -137,6 +141,12 @@ def test_excess_is_how_far_the_reference_reaches_beyond_the_integers() -> None:
     assert rows["input"].excess_lsb == 0.0
 
 
+@pytest.mark.parametrize("scale", [math.nan, 1e-300], ids=["none", "too small"])
+def test_without_a_scale_that_fits_a_range_has_no_use(scale: float) -> None:
+    steps = Compared("x", scale=scale, low=-128, high=127)
+    assert _reach(steps, ErrorSums(1, ref_min=-1.0, ref_max=1e10)) == pytest.approx((math.nan, math.nan), nan_ok=True)
+
+
 def test_the_share_of_the_error_that_a_clamp_makes_equals_numpy() -> None:
     generator = torch.Generator().manual_seed(0)
     x = 6 * torch.randn(64, 16, generator=generator)
@@ -176,9 +186,20 @@ def test_a_healthy_models_reports_name_nobody(quantizer: str) -> None:
     report, _ = rows_of(pair, [images(seed=seed) for seed in range(3)])
     assert report.sqnr > 20
     assert not [row.name for row in report.rows if row.name in report.summary()]
-    assert report.summary().splitlines()[-1].startswith("Nothing stands out")
+    assert not [note for note in report.notes if "runs in float" in note]
+    at_the_limit = replace(report, outputs=tuple(replace(row, sqnr=LOW_SQNR) for row in report.outputs))
+    for each in (report, at_the_limit):
+        assert each.summary().splitlines()[-1].startswith("Nothing stands out")
     weights = pt2qa.compare_weights(pair)
     assert not [row.name for row in weights.rows if row.name in weights.summary()]
+
+
+def test_noise_that_is_just_half_of_the_outputs_is_named() -> None:
+    report, rows = rows_of(residual_pair(), [images()])
+    row = replace(rows["conv2/conv2d"], sqnr=15.0, isolated_sqnr=15.0, input_sqnr=math.inf)
+    for output, named in ((15.0 - NEAR, True), (15.1 - NEAR, True), (14.9 - NEAR, False)):
+        outputs = [replace(report.outputs[0], sqnr=output)]
+        assert any(f"most at {row.name}" in line for line in summary_of([row], outputs, 0, 0, [])) is named
 
 
 def test_a_bad_models_report_claims_no_culprit() -> None:

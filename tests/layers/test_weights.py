@@ -45,8 +45,11 @@ def test_dead_channels_hide_behind_a_good_sqnr() -> None:
     row = next(r for r in pt2qa.compare_weights(pair).rows if (r.name, r.attr) == ("first/linear", "weight"))
     assert row.sqnr > 40
     assert (row.dead_channels, row.worst_channel, row.worst_channel_sqnr) == (1, 3, 0.0)
+    assert "1 dead channel, all zeros once quantized, in 1 weight " in pt2qa.compare_weights(pair).summary()
     per_channel = quantized_pair(model, (torch.randn(4, 16),), pt2qa.quantizer("xnnpack", per_channel=True))
-    assert all(r.dead_channels == 0 for r in pt2qa.compare_weights(per_channel).rows)
+    report = pt2qa.compare_weights(per_channel)
+    assert all(r.dead_channels == 0 for r in report.rows)
+    assert "dead" not in report.summary()
 
 
 def test_a_channel_that_is_not_finite_is_the_worst_and_is_said_first() -> None:
@@ -66,6 +69,7 @@ def test_a_channel_that_is_not_finite_is_the_worst_and_is_said_first() -> None:
         "Without an SQNR: 1 quantized weight, such as first/linear, weight, channel 3 (16 values are"
     )
     assert second.startswith("Channel SQNR of 1 quantized weight: lowest")
+    assert "No weight has a channel SQNR." in report.with_rows([row]).summary().splitlines()
     assert not pt2qa.gate(report, require="rows.worst_channel_sqnr>=0").passed
 
 

@@ -10,6 +10,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/test_agreement.py",
         "tests/test_pairing.py",
         "tests/test_pairing_without_handles.py",
+        "tests/capture/normalise/test_attention.py",
+        "tests/capture/normalise/test_sources.py",
     ),
     "pt2qa/_simulator": (
         "tests/simulator",
@@ -19,6 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/test_live_graphs.py",
         "tests/graph/test_internals.py",
         "tests/test_masked_bad_cases.py",
+        "tests/profile/test_mask.py",
     ),
     "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py"),
     "pt2qa/_weights": ("tests/layers/test_weights.py", "tests/layers/test_weight_sums.py"),
@@ -35,7 +38,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/report/test_bad_cases_report.py",
         "tests/merge/test_merge_bad_cases.py",
     ),
-    "pt2qa/_diagnosis": ("tests/diagnosis", "tests/merge/test_merge_budgets.py"),
+    "pt2qa/_diagnosis": (
+        "tests/diagnosis",
+        "tests/merge/test_merge_budgets.py",
+        "tests/simulator/test_nested_graphs.py",
+    ),
     "pt2qa/_check": ("tests/check",),
 }
 """Tests by the folder or file that they are for."""

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, error_of
+from pt2qa._sensitivity import analysis
+from pt2qa._sensitivity.costs import Costs
+from pt2qa._sensitivity.metrics import find_metric
+from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, error_of, reached_by_most
+from pt2qa._simulator.verification import Verification
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 from tests.sensitivity.brute_force import noises
@@ -107,6 +111,14 @@ def test_tall_models_are_projected() -> None:
     assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
 
 
+@pytest.mark.parametrize(("exact", "method"), [(1.25, "exact"), (1.35, "projection")])
+def test_near_a_tie_the_method_without_an_error_is_taken(
+    exact: float, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analysis, "estimate", lambda *given: Costs(1.0, exact, 1.0, 0.0))
+    assert pt2qa.sensitivity(residual_pair(), [images()]).method == method
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -153,6 +165,11 @@ def test_projections_are_raised_until_the_ranking_can_be_trusted() -> None:
     assert report.data[0].projections == report.projections
     assert f"projections: up to {report.projections} on" in " ".join(report.notes)
     assert spearmanr([row.noise for row in report.rows], noises(pair, batches)).statistic >= ALIKE
+
+
+def test_two_rows_within_their_errors_may_be_the_other_way_round() -> None:
+    assert reached_by_most([1.0, 1.001], [4.0, 4.0]) == -1.0
+    assert reached_by_most([1.0, 1.001], [0.0, 0.0]) == 1.0
 
 
 def test_a_batch_is_measured_exactly_where_more_projections_cost_more() -> None:
@@ -214,3 +231,15 @@ def test_rounds_of_projections_give_what_one_round_gives() -> None:
     at_once = pt2qa.sensitivity(pair, batches[:1], method="projection", projections=raised.projections)
     assert [row.noise for row in raised.rows] == pytest.approx([row.noise for row in at_once.rows], rel=1e-5)
     assert [row.error for row in raised.rows] == pytest.approx([row.error for row in at_once.rows], rel=1e-4)
+
+
+@pytest.mark.parametrize(("exact", "method"), [(True, "exact"), (False, "projection")])
+def test_a_rank_without_a_batch_takes_the_method_of_the_others(
+    exact: bool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(analysis, "first_anywhere", lambda own: (exact, ["chosen elsewhere"]))
+    pair = residual_pair()
+    check = Verification(pair.graphs)
+    own = analysis._Analysis(pair, (), find_metric("sqnr", None), None, "auto", None, None, check, None)
+    assert list(own.agree(iter(()))) == []
+    assert (own.method, own.choices) == (method, ["chosen elsewhere"])

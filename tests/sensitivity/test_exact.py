@@ -195,7 +195,7 @@ def test_copies_of_a_site_are_one_row() -> None:
 def test_writes_that_reach_other_values_make_every_row_a_run_of_the_whole_model() -> None:
     torch.manual_seed(0)
     pair = quantized_pair(models.TwoUsers(), (images(),))
-    pair.__dict__["program"] = dataclasses.replace(pair.program, may_share=False)
+    pair.simulator.program = pair.__dict__["program"] = dataclasses.replace(pair.program, may_share=False)
     assert any("each row took a run of the whole model" in note for note in check(pair, [images()]).notes)
     assert pair.program.steps[0].site is not None
     pair.program.steps[-2].mutates = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import hadamard
 
 from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 
@@ -18,6 +20,13 @@ def test_vectors_are_signs_and_orthogonal_within_each_sample(count: int) -> None
     rows = torch.stack([torch.cat([vectors[0][k].flatten(1), vectors[1][k]], 1) for k in range(count)])
     products = torch.einsum("knd,lnd->nkl", rows, rows)
     assert torch.equal(products, 32 * torch.eye(count).expand(5, count, count))
+
+
+def test_vectors_are_one_times_rows_of_a_hadamard_matrix_along_all_elements() -> None:
+    found = random_signs([torch.zeros(5, 3), torch.zeros(5, 2, 4)], 5, 3, seed=0)
+    vectors = torch.cat([torch.stack(own).flatten(2) for own in found], 2)
+    rows = hadamard(4)[:3, np.arange(5 * 11) % 4].reshape(3, 5, 11)
+    assert (vectors * vectors[:1]).tolist() == rows.tolist()
 
 
 def test_as_many_vectors_as_outputs_leave_nothing_to_chance() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa._graph.handles import op_of
+from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.overrides import annotations_of
 from tests.check.plain_quantizer import PER_TENSOR, SIGNED
 from tests.flows import direct_sqnr, quantized_pair
@@ -229,3 +231,19 @@ def test_constants_that_ops_without_a_handle_read_have_their_float_value() -> No
     exact = pt2qa.sensitivity(pair, [words], method="exact", progress=False)
     (row,) = (row for row in exact.rows if row.site == table.index)
     assert 20 < row.value < 80
+
+
+def test_a_rounded_weight_may_stand_for_two_of_the_float_model() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight.data = model[0].weight.data + 0.01
+    pair = quantized_pair(model, x)
+    shared = copy.deepcopy(pair.quantized)
+    first, second = (node for node in shared.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default))
+    second.args = (second.args[0], first.args[1], *second.args[2:])
+    shared.graph.eliminate_dead_code()
+    shared.recompile()
+    made = pt2qa.pair(pair.reference, shared)
+    assert tensors_equal(made.simulator.run([x], on=False), made.reference(x))
+    assert tensors_equal(made.simulator.run([x], on=True), made.quantized(x))

@@ -272,3 +272,10 @@ def test_observers_of_a_loop_that_no_batch_enters_are_named() -> None:
     inside = [site for site in pair.sites if site.name.startswith("while_loop")]
     assert inside
     assert all(bool(torch.as_tensor(site.params.scale).ne(1).all()) for site in inside)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_coverage_counts_the_ops_of_nested_graphs(call: str) -> None:
+    (entry,) = (entry for entry in made(call)[0].coverage if entry.op == "linear")
+    count = 4 if call == "cond" else 3
+    assert (entry.quantized, entry.total) == (count, count)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite
+from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, sample_of
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 
@@ -74,3 +74,8 @@ def test_what_quantization_alone_makes_is_told_from_what_the_float_model_makes()
     assert found is not None
     assert (found.name, found.what, found.sample) == ("log", "NaN", 2)
     assert found.side in ("both", "reference")
+
+
+def test_the_first_wrong_sample_is_known_where_there_are_samples() -> None:
+    wrong = torch.tensor([[False, False], [False, True], [True, False]])
+    assert [sample_of(wrong, 3), sample_of(wrong, 2), sample_of(torch.tensor(True), 1)] == [1, -1, -1]

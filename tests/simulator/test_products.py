@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import pt2qa
 from pt2qa._check.products import multiply_adds
 from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._sensitivity.costs import survey
+from pt2qa._simulator.flops import own_multiply_adds
 from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, state_of
 from tests.flows import quantized_pair
 
@@ -105,6 +107,21 @@ def test_a_product_has_the_same_multiply_adds_everywhere(product: tuple[str, pt2
     assert steps == {name: 2 * multiply_adds(node) for name, node in nodes.items()}
     assert all(steps.values())
     assert len(steps) == 1
+
+
+def test_formulas_of_our_own_count_the_matrix_products_inside() -> None:
+    query, key, value = torch.ones(2, 3, 5, 8), torch.ones(2, 3, 7, 8), torch.ones(2, 3, 7, 4)
+    x, state, inner, outer = torch.ones(6, 2, 3), torch.ones(1, 2, 4), torch.ones(16, 3), torch.ones(16, 4)
+    with FlopCounterMode(display=False) as attention:
+        query @ key.mT @ value
+    with FlopCounterMode(display=False) as steps:
+        for each in x:
+            F.linear(each, inner), F.linear(state[0], outer)
+    assert (
+        2 * (own_multiply_adds("scaled_dot_product_attention", [query, key, value]) or 0) == attention.get_total_flops()
+    )
+    lstm = own_multiply_adds("lstm", [x, state, state, inner, outer, torch.ones(16), torch.ones(16)])
+    assert 2 * (lstm or 0) == steps.get_total_flops()
 
 
 def _is(node: Node, op: str) -> bool:

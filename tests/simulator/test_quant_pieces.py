@@ -66,7 +66,7 @@ def test_only_large_values_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [CHUNK, CHUNK, CHUNK, 1]
 
 
-@pytest.mark.parametrize("shape", [(5, CHUNK // 4), (CHUNK // 100, 13, 3, 3), (2, CHUNK + 1)], ids=str)
+@pytest.mark.parametrize("shape", [(5, CHUNK // 4), (CHUNK // 100, 13, 3, 3), (2, CHUNK + 1), (1, CHUNK + 1)], ids=str)
 def test_pieces_of_a_weight_have_the_bits_of_the_whole(shape: tuple[int, ...]) -> None:
     for dtype in (torch.int8, torch.int16):
         integers = torch.randint(*DTYPES[dtype], shape, dtype=dtype, generator=torch.Generator().manual_seed(0))

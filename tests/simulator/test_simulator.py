@@ -13,11 +13,14 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._graph.handles import assign_handles
+from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.outputs import output_names
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.plugins import resolve
 from tests.flows import quantized_pair, residual_pair
 from tests.models import (
+    Counter,
     InPlaceViews,
     KeywordInputs,
     Linears,
@@ -268,3 +271,16 @@ def test_the_steps_of_a_recurrent_op_share_their_dequantized_weights() -> None:
     assert len(weights) > 2
     assert len({constant.quantized.data_ptr() for constant in weights}) == 2
     pair.verify(x)
+
+
+def test_every_value_is_released_once_and_outputs_are_not() -> None:
+    for pair in (residual_pair(), quantized_pair(Counter(), images())):
+        program = pair.program
+        made = {step.out for step in program.steps}
+        released = [slot for step in program.steps for slot in step.releases if slot in made]
+        assert sorted(released) == sorted(made - set(slots_in(program.outputs)))
+
+
+def test_a_graph_that_does_not_say_how_it_nests_its_outputs_numbers_them() -> None:
+    traced = torch.fx.symbolic_trace(nn.ReLU())
+    assert [output_names(traced, count) for count in (1, 2)] == [["output"], ["output[0]", "output[1]"]]

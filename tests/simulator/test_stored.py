@@ -16,7 +16,7 @@ import pt2qa
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
 from pt2qa._metrics import CHUNK
 from pt2qa._simulator.graph_run import GraphRun, run_order
-from pt2qa._simulator.stored import Integers, Stored, ValueCache
+from pt2qa._simulator.stored import Integers, Stored, ValueCache, shares_memory
 
 WIDTH = 64
 
@@ -192,3 +192,10 @@ def _tensors() -> Iterator[Tensor]:
 
 def _same(value: Tensor, other: Tensor) -> bool:
     return value.shape == other.shape and bool(torch.equal(value, other))
+
+
+def test_a_part_shares_memory_and_a_copy_does_not() -> None:
+    value = torch.ones(4)
+    assert shares_memory(value[1:], value)
+    assert not shares_memory(value.clone(), value)
+    assert shares_memory(value.split(2), value), "as some of them would be views"

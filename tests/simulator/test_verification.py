@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,21 @@ def test_the_graphs_run_once_for_a_batch_that_several_analyses_see(
     assert runs == [pair.quantized, pair.reference] * 2
     layers(pair, [images()])  # on the first calibration batch, quantize ran the quantized graph
     assert runs == [pair.quantized, pair.reference] * 2 + [pair.reference]
+
+
+@pytest.mark.parametrize(("kept", "runs"), [(1 << 24, 1), (0, 2)])
+def test_what_the_reference_returned_is_kept_for_other_engines_if_it_is_small(
+    pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch, kept: int, runs: int
+) -> None:
+    ran: list[object] = []
+    right = verification.graph_values
+    monkeypatch.setattr(verification, "graph_values", lambda graph, *args: (ran.append(graph), right(graph, *args))[1])
+    monkeypatch.setattr(verification, "KEPT_BYTES", kept)
+    values = pair.values(images(seed=3))
+    (output,) = pair.simulator.run(values, on=False)
+    for error in (0.0, 1e-6):
+        Verification(pair.graphs).run(functools.partial(Outputs, [output * (1 + error)]), values)
+    assert ran == [pair.reference] * runs
 
 
 def test_inputs_and_buffers_stay_as_they_are_where_a_graph_writes_to_them() -> None:

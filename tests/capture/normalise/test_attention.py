@@ -16,7 +16,7 @@ import pt2qa
 from pt2qa._capture.program import capture
 from tests.capture.models import Forward
 
-STEPS, WIDTH, HEADS = 6, 16, 4
+STEPS, WIDTH, HEADS = 6, 32, 4
 X = torch.randn(2, STEPS, WIDTH, generator=torch.Generator().manual_seed(0))
 MASK = torch.ones(STEPS, STEPS, dtype=torch.bool).tril()
 EMPTY_ROW = MASK.clone().index_fill_(0, torch.tensor([2]), False)
