@@ -116,7 +116,8 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
     """The columns of a row that depend on the value alone."""
     of = seen.statistics
     some = of.moments.count > 0
-    spanned = round((of.largest - of.smallest) / described.scale) if some and described.steps else 0
+    steps = described.steps if some and math.isfinite(described.scale) else 0
+    spanned = round((of.largest - of.smallest) / described.scale) if steps else 0
     return {
         **{name: getattr(described, name) for name in ("dtype", "scheme", "axis", "scale", "zero_point")},
         "shape": seen.shape,
@@ -130,7 +131,7 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
         "nans": of.nans,
         "infs": of.infs,
         "saturation": seen.clamped / of.count if seen.clamped >= 0 and of.count else math.nan,
-        "range_use": spanned / described.steps if some and described.steps else math.nan,
+        "range_use": spanned / steps if steps else math.nan,
         "outlier_ratio": _outlier_ratio(of),
         "channels": -1 if seen.is_uneven else seen.axis,
     }

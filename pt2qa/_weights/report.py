@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, isnan
+from math import isnan
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, ModelReport, Report
-from pt2qa._report.charts import of_rows
+from pt2qa._report.charts import LONGEST, of_rows
 from pt2qa._report.columns import column
 from pt2qa._report.events import Runs, pictures, scalars
 from pt2qa._report.formats import decibel
@@ -141,9 +141,9 @@ class WeightReport(ModelReport):
 
 
 def span(row: WeightRow) -> tuple[float, float] | None:
-    """The values that a weight's histogram covers, those of both sides; None with NaN or infinities."""
+    """The values that a weight's histogram covers, those of both sides; None with NaN, or beyond what can be drawn."""
     low, high = min(row.ref_min, row.quant_min), max(row.ref_max, row.quant_max)
-    if not isfinite(high - low):
+    if not max(abs(low), abs(high)) <= LONGEST:
         return None
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
