@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.soak.declared import declared
-from tests.soak.fuzz import fuzz
+from pt2qa.report import load
+from tests.soak.declared import damages, declared, sealed
+from tests.soak.fuzz import MEASURED, bounded, fuzz, use
 from tests.soak.interrupt import interrupt
 from tests.soak.race import race
 
@@ -27,6 +29,18 @@ def test_no_damaged_field_is_believed_or_crashes_what_reads_it() -> None:
     assert figures.violations == []
     assert figures.counts["damages"] == 8 * 17
     assert min(figures.counts["refused"], figures.counts["read"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "value"),
+    [("profile", "sums/described/steps", "1 as all"), ("weights", "rows/quant_max", "1e+308 in 0")],
+)
+def test_what_the_campaign_of_fields_once_found_is_read(tmp_path: Path, kind: str, where: str, value: str) -> None:
+    report = load(MEASURED / f"{kind}.safetensors")
+    (damage,) = (each for each in damages(report) if (each.where, each.value) == (where, value))
+    sealed(report, damage, tmp_path / "report.safetensors")
+    with bounded():
+        use(load(tmp_path / "report.safetensors"), report, random.Random(0), every=True)
 
 
 def test_two_processes_in_one_folder_lose_nothing() -> None:

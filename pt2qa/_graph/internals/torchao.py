@@ -23,12 +23,6 @@ def is_observer(module: object) -> bool:
     return isinstance(module, nn.Module) and hasattr(module, "calculate_qparams")
 
 
-def qparams_of(observer: Any) -> tuple[Tensor, Tensor]:
-    """The scale and zero point that ``convert`` will use; one of each, or one for each channel."""
-    scale, zero_point = observer.calculate_qparams()
-    return scale, zero_point
-
-
 def is_fake_quantize(module: object) -> bool:
     """Whether an observer also rounds what it sees: only fake-quantize ops have a switch for that."""
     return is_observer(module) and hasattr(module, "fake_quant_enabled")
