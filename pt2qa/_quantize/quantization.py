@@ -323,6 +323,8 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
     try:
         with shortcuts():
             unfolded = convert_pt2e(prepared, fold_quantize=False)
+        # Folding runs what writes to a buffer.
+        with shortcuts(), buffers_kept(unfolded, written_buffers(unfolded)):
             quantized = fold_quantized_weights(unfolded, call_op)
     except Exception as error:
         why = f"convert_pt2e failed for {name}: {type(error).__name__}: {error}".rstrip(".")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.lifetimes import memory_of
+from pt2qa._simulator.strides import copied_together
 
 _Key = int | str | tuple[str, int]
 """A handle, ``output``, or for an op without a handle its kind and its order."""
@@ -48,16 +51,24 @@ class FloatConstants:
         for node, key in found.items():
             if not isinstance(key, tuple) or counts[0][key[0]] == counts[1][key[0]]:
                 self._readers[key].append(node)
+        self._when_read: dict[tuple[Node, Node], FloatConstant] = {}
+        self._follow_writes()
 
-    def lookup(self, reader: Node, path: Path, like: Tensor) -> FloatConstant | None:
+    def lookup(self, reader: Node, path: Path, like: Tensor, *, at_start: bool = False) -> FloatConstant | None:
         """The constant, if all counterparts of ``reader`` that have one of the shape of ``like`` have the same one.
 
-        ``like`` is the value that ``reader``, an op of the quantized graph or its output node, has at ``path``.
+        ``like`` is the value that ``reader``, an op of the quantized graph or its output node, has at ``path``.  Of a
+        constant that the graph writes to, it is the value when ``reader`` runs, or that before the first write.
         """
         found = []
         for node in self._counterparts(reader):
             argument = _argument(node, path)
-            constant = self._evaluate(argument) if isinstance(argument, Node) else self._literal(argument, like)
+            if not isinstance(argument, Node):
+                constant = self._literal(argument, like)
+            elif at_start or (node, argument) not in self._when_read:
+                constant = self._evaluate(argument)
+            else:
+                constant = self._when_read[node, argument]
             if constant is not None and isinstance(constant.value, Tensor) and constant.value.shape == like.shape:
                 found.append(constant)
         return found[0] if found and all(other.value is found[0].value for other in found) else None
@@ -80,6 +91,33 @@ class FloatConstants:
         made = FloatConstant(torch.full(like.shape, argument, dtype=like.dtype, device=like.device), "", False)
         return self._literals.setdefault((argument, like.shape, like.dtype), made)
 
+    def _follow_writes(self) -> None:
+        """Runs the ops that read constants alone, in order, if any of them writes: what others read depends on when."""
+        nodes, constant = self._root.graph.nodes, set[Node]()
+        for node in nodes:
+            inputs = node.all_input_nodes
+            if node.op == "get_attr" or (node.op == "call_function" and inputs and constant.issuperset(inputs)):
+                constant.add(node)
+        written = {memory_of(node) for node in constant if op_rules.mutates_first_argument(node.target)}
+        if not written:
+            return
+        held = [node for node in nodes if node.op == "get_attr" and memory_of(node) in written]
+        start = {node: self._evaluate(node) for node in held}
+        own = copied_together([known.value for known in start.values() if known is not None])
+        for (node, known), value in zip(start.items(), own, strict=True):
+            self._values[node] = known and replace(known, value=value)
+        copies: dict[tuple[Node, int], FloatConstant] = {}
+        for node in nodes:
+            for arg in constant.intersection(node.all_input_nodes):
+                found = self._evaluate(arg)
+                if found is not None and isinstance(found.value, Tensor) and memory_of(arg) in written:
+                    kept = copies.setdefault((arg, found.value._version), _copied(found))
+                    self._when_read[node, arg] = kept
+            made = self._evaluate(node) if node in constant else None
+            if memory_of(node) is node in written and made is not None:
+                start[node] = _copied(made)
+        self._values |= {node: start.get(node) for node in constant if memory_of(node) in written}
+
     def _evaluate(self, node: Node) -> FloatConstant | None:
         if node not in self._values:
             self._values[node] = self._compute(node)
@@ -95,7 +133,7 @@ class FloatConstants:
             return self._evaluate(node.all_input_nodes[0])
         if node.op != "call_function":
             return None
-        if op_rules.is_random(node.target) or op_rules.mutates_first_argument(node.target):
+        if op_rules.is_random(node.target):
             return None
         known = {arg: constant for arg in node.all_input_nodes if (constant := self._evaluate(arg)) is not None}
         if not known or len(known) != len(node.all_input_nodes):
@@ -105,6 +143,10 @@ class FloatConstants:
             return None
         first = next(iter(known.values()))
         return FloatConstant(value, first.attribute, any(constant.is_parameter for constant in known.values()))
+
+
+def _copied(constant: FloatConstant) -> FloatConstant:
+    return replace(constant, value=copy.deepcopy(constant.value))
 
 
 def constant_of(graph_module: GraphModule, node: Node) -> Any:

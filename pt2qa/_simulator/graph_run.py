@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._simulator import op_rules, quant_ops
-from pt2qa._simulator.lifetimes import written_value
+from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.quant_pieces import call_op
 
 
@@ -55,9 +55,7 @@ def run_order(graph: Graph) -> list[Node]:
 
     Exported graphs read all constants first, and dequantize them there: a float copy of all weights at once.
     """
-    written = {
-        written_value(node).target for node in graph.nodes if op_rules.mutates_first_argument(node.target) and node.args
-    }
+    written = {memory_of(node) for node in graph.nodes if op_rules.mutates_first_argument(node.target)}
     order: list[Node] = []
     waiting: set[Node] = set()
 
@@ -70,7 +68,7 @@ def run_order(graph: Graph) -> list[Node]:
 
     for node in graph.nodes:
         if quant_ops.is_quantization(node) and all(
-            source in waiting or (source.op == "get_attr" and source.target not in written)
+            source in waiting or (source.op == "get_attr" and memory_of(source) not in written)
             for source in node.all_input_nodes
         ):
             waiting.add(node)

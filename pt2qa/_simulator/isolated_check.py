@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.strides import copied
@@ -123,6 +124,10 @@ class _Planner:
     def __init__(self, quantized: GraphModule, reference: GraphModule, program: Program) -> None:
         self.nodes = {node.name: node for node in quantized.graph.nodes}
         self.position = {node: number for number, node in enumerate(quantized.graph.nodes)}
+        self.writers: dict[Node | int, list[Node]] = defaultdict(list)
+        for node in quantized.graph.nodes:
+            if op_rules.mutates_first_argument(node.target):
+                self.writers[memory_of(node)].append(node)
         # Everything else is a constant of the quantized model, or quantization.
         ops = {step.node for step in program.steps if step.site is None}
         self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
@@ -142,22 +147,25 @@ class _Planner:
             if node in needed or node in sources:
                 continue
             if node in inside or node not in self.values or _serves_quantization(node):
-                if node.op not in ("call_function", "get_attr"):
+                if node.op not in ("call_function", "get_attr") or (
+                    node.op == "get_attr" and self._is_overwritten(node)
+                ):
                     return None
                 needed.add(node)
                 open_nodes += node.all_input_nodes
                 continue
             source = self.inputs.get(node) or self._only(handle_of(node))
-            # If an op overwrites the value, its other readers may see it before or after the write.
-            overwritten = len(node.users) > 1 and any(
-                op_rules.mutates_first_argument(user.target) and user.args[0] is node for user in node.users
-            )
-            if source is None or overwritten:
+            if source is None or self._is_overwritten(node):
                 return None
             sources[node] = source
         if reference is None or not needed:
             return None
         return _Plan(found, tuple(sorted(needed, key=self.position.__getitem__)), sources, reference)
+
+    def _is_overwritten(self, node: Node) -> bool:
+        """Whether an op overwrites the value later: what else reads its memory may do so before or after the write."""
+        later = [each for each in self.writers[memory_of(node)] if self.position[each] > self.position[node]]
+        return bool(later) and later != list(node.users)
 
     def _only(self, handle: int | None) -> Node | None:
         nodes = self.by_handle[handle]

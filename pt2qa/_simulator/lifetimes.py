@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from torch import Tensor
 from torch.fx import Graph, Node
 
+from pt2qa._graph.handles import attribute_of
+from pt2qa._graph.internals.torch import storage_number
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.program import Slot, Step
 
@@ -97,6 +100,14 @@ def written_value(node: Node) -> Node:
     return node
 
 
+def memory_of(node: Node) -> Node | int:
+    """What a value lives in: the node that made it, or the storage of an attribute, which several nodes may read."""
+    root = written_value(node)
+    module = root.graph.owning_module
+    value = attribute_of(module, root) if root.op == "get_attr" and module is not None else None
+    return storage_number(value) if isinstance(value, Tensor) else root
+
+
 UNWRITTEN: Final = "memory that is not written yet"
 """Why such a value has no numbers."""
 
@@ -137,7 +148,10 @@ def has_living_alias(node: Node, order: Mapping[Node, int]) -> bool:
     family, unvisited = set(identical), [base]
     while unvisited:
         member = unvisited.pop()
-        relatives = [user for user in member.users if user.args and user.args[0] is member and aliases_input(user)]
+        relatives = [
+            other for other in order if "get_attr" == member.op == other.op and memory_of(other) == memory_of(member)
+        ]
+        relatives += [user for user in member.users if user.args and user.args[0] is member and aliases_input(user)]
         if aliases_input(member) and member.args and isinstance(member.args[0], Node):
             relatives.append(member.args[0])
         new = [relative for relative in relatives if relative not in family]

@@ -36,7 +36,7 @@ from pt2qa._graph.internals.torch import OpOverload, pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.float_constants import FloatConstants, Path, constant_of, run_on_constants
-from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, slots_in, written_value
+from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, memory_of, slots_in, written_value
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Region, Site, Slot, Step, unrounded
 from pt2qa._simulator.site_functions import converted_site, fused_site
@@ -136,7 +136,7 @@ class _Lowering:
         outputs: Any = ()
         input_numbers = {} if self.owner else input_handles(self.graph_module)
         writers = [node for node in self.order if op_rules.mutates_first_argument(node.target)]
-        self.written = {written_value(node) for node in writers}
+        self.written = {memory_of(node) for node in writers}
         # convert gives every reader its own dequantize node, so a write to one of them does not affect the others.
         self.written_in_memory = {written_value(node) for node in writers if self._renamed(node) is None}
         for node in self.order:
@@ -218,7 +218,7 @@ class _Lowering:
             or op_rules.mutates_first_argument(node.target)
             or op_rules.is_random(node.target)
             or node.op != "call_function"
-            or any(op_rules.mutates_first_argument(user.target) for arg in nodes for user in arg.users)
+            or any(memory_of(arg) in self.written for arg in nodes)
         ):
             return None
         params = next((value.params for value in folded if value.params is not None), None)
@@ -383,7 +383,7 @@ class _Lowering:
         if functional is not None and isinstance(node.target, OpOverload):
             function, in_place, mutates = functional, node.target, False
             keeps_strides = not op_rules.returns_view(functional)
-        args, kwargs = (self._template(part, node, handle, mutates) for part in (node.args, node.kwargs))
+        args, kwargs = (self._template(part, node, handle) for part in (node.args, node.kwargs))
         slots = list(dict.fromkeys(slots_in((args, kwargs))))
         constant_numbers = {constant.slot for constant in self.constants}
         out = self._new_slot()
@@ -440,26 +440,26 @@ class _Lowering:
             return torch.ops.aten.detach.default
         return node.target  # type: ignore[return-value]
 
-    def _template(self, part: Any, reader: Node, handle: int | None, mutates: bool = False, path: Path = ()) -> Any:
+    def _template(self, part: Any, reader: Node, handle: int | None, path: Path = ()) -> Any:
         """``part`` with slots in place of nodes; ``path`` is its position in the arguments."""
         if isinstance(part, Node):
-            return self._slot(part, reader, handle, path, mutates and path == (0,))
+            return self._slot(part, reader, handle, path)
         if isinstance(part, (list, tuple)):
-            items = [self._template(item, reader, handle, mutates, (*path, key)) for key, item in enumerate(part)]
+            items = [self._template(item, reader, handle, (*path, key)) for key, item in enumerate(part)]
             return items if isinstance(part, list) else tuple(items)
         if isinstance(part, dict):
-            return {key: self._template(item, reader, handle, mutates, (*path, key)) for key, item in part.items()}
+            return {key: self._template(item, reader, handle, (*path, key)) for key, item in part.items()}
         if isinstance(part, slice):
-            ends = (self._template(end, reader, handle, mutates, path) for end in (part.start, part.stop, part.step))
+            ends = (self._template(end, reader, handle, path) for end in (part.start, part.stop, part.step))
             return slice(*ends)
         return part
 
-    def _slot(self, arg: Node, reader: Node, handle: int | None, path: Path, mutated: bool) -> Any:
+    def _slot(self, arg: Node, reader: Node, handle: int | None, path: Path) -> Any:
         value = self._value(arg)
         if isinstance(value, Slot):
             return value
         if isinstance(value, _Folded):
-            return self._constant_slot(arg, value, reader, handle, path, mutated)
+            return self._constant_slot(arg, value, reader, handle, path)
         # The model itself reads an integer tensor or a scale: compute it as the converted graph does.
         node = value.node
         self.notes.append(
@@ -469,12 +469,12 @@ class _Lowering:
         self.values[node] = slot
         return slot
 
-    def _constant_slot(
-        self, arg: Node, value: _Folded, reader: Node, handle: int | None, path: Path, mutated: bool
-    ) -> Slot:
+    def _constant_slot(self, arg: Node, value: _Folded, reader: Node, handle: int | None, path: Path) -> Slot:
         reference, attribute, is_parameter = value.reference, value.attribute, value.is_parameter
         stored, quantized = value.quantized, read(value.quantized)
-        known = self.floats.lookup(reader, path, quantized) if isinstance(quantized, Tensor) else None
+        written, known = memory_of(arg) in self.written, None
+        if isinstance(quantized, Tensor):
+            known = self.floats.lookup(reader, path, quantized, at_start=written and reference is not None)
         if known is not None:
             reference, attribute, is_parameter = known.value, known.attribute, known.is_parameter
         elif reference is None:
@@ -515,7 +515,7 @@ class _Lowering:
                 handle=number,
                 argument=position,
                 site=site,
-                mutated=mutated or any(op_rules.mutates_first_argument(user.target) for user in arg.users),
+                mutated=written,
             )
         )
         return slot

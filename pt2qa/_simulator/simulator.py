@@ -16,7 +16,7 @@ from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.stored import read
-from pt2qa._simulator.strides import copied, is_plain, with_strides
+from pt2qa._simulator.strides import copied, copied_together, is_plain, with_strides
 
 Values = Sequence[Any] | Mapping[int, Any]
 """Values by slot number; constants may be :class:`~pt2qa._simulator.stored.Stored`."""
@@ -112,8 +112,9 @@ class Simulator:
                 env[constant.slot] = constant.stored
             if not isinstance(on, bool) and isinstance(constant.stored, Nested):
                 env[constant.slot] = self.on[constant.slot].switched(on)
-            if constant.mutated:
-                env[constant.slot] = copied(read(env[constant.slot]))
+        written = [constant.slot for constant in self.program.constants if constant.mutated]
+        for slot, value in zip(written, copied_together([read(env[slot]) for slot in written]), strict=True):
+            env[slot] = value
         for slot, value in zip(self.program.inputs, values, strict=True):
             env[slot] = copied(value) if not self.program.may_share and isinstance(value, Tensor) else value
         return env

@@ -10,11 +10,12 @@ must return the strides that the other would return.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
+from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED, storage_number
 
 Strides = tuple[int, ...]
 
@@ -47,6 +48,12 @@ def copied(x: Tensor) -> Tensor:
     """A copy with the same strides; if elements of ``x`` share memory, the strides are those of ``x.clone()``."""
     overlaps = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.clone() if overlaps else x.new_empty_strided(x.shape, x.stride()).copy_(x)
+
+
+def copied_together(values: Sequence[Tensor]) -> list[Tensor]:
+    """Copies with the same strides, which share memory where the values do."""
+    memory = {storage_number(x): x.untyped_storage().clone() for x in values}
+    return [x.new_empty(0).set_(memory[storage_number(x)], x.storage_offset(), x.shape, x.stride()) for x in values]
 
 
 @functools.lru_cache(1024)
