@@ -13,19 +13,18 @@ throughout.
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._report.columns import Amount, Count
+from pt2qa._report.sums import LARGEST, SMALLEST, Mergeable
 
 CHUNK = 1 << 19
 """Elements summed in float32 before float64 takes over: 2 MiB, which stays in cache between passes."""
@@ -38,8 +37,6 @@ _SMALLEST_SQUARE_SUM = 1e-24
 WITHOUT_FLOAT64 = {"mps"}
 """Devices that have no float64."""
 
-
-Sums = TypeVar("Sums", bound="Mergeable")
 
 Range = tuple[float, float]
 """Smallest and largest value of a tensor; nan if it contains a NaN."""
@@ -88,28 +85,6 @@ class Metric(Protocol):
     def compute(self) -> float:
         """The number for the table; nan if nothing was seen."""
         ...
-
-
-class Mergeable:
-    """A dataclass of sums over parts of the data: ``a.merge(b)`` is that of both.
-
-    A field adds up, unless its metadata say how else, as :data:`SMALLEST` does.
-    """
-
-    __slots__ = ()
-
-    def merge(self: Sums, other: Sums) -> Sums:
-        ways = _merges(type(self))  # type: ignore[arg-type]  # a class is hashable
-        return type(self)(*[how(getattr(self, name), getattr(other, name)) for name, how in ways])
-
-
-SMALLEST: Final = {"merge": min}
-LARGEST: Final = {"merge": max}
-
-
-@functools.cache
-def _merges(sums: Any) -> list[tuple[str, Callable[[Any, Any], Any]]]:
-    return [(each.name, each.metadata.get("merge", operator.add)) for each in fields(sums)]
 
 
 @dataclass(frozen=True, slots=True)

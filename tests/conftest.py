@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import importlib.metadata
 import linecache
 import logging
 import sys
+import typing
 from collections.abc import Callable, Hashable, Iterator
 from types import CodeType
 from typing import Any
@@ -121,16 +123,36 @@ def _ops_listed_once() -> Iterator[None]:
             import torch
             from torch._export import utils
 
-            materialize, known = utils._materialize_cpp_cia_ops, list[str]()
+            materialize, known = utils._materialize_cpp_cia_ops, set[Hashable]()
 
             def once() -> None:
-                ops = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-                if ops != known:
+                # Ops come with modules, or are defined one by one.
+                defined = (len(sys.modules), frozenset(torch.library._defs), frozenset(torch.library._impls))
+                if defined not in known:
                     materialize()
-                    known[:] = ops
+                    known.clear()
+                    known.add(defined)
 
             patch.setattr(utils, "_materialize_cpp_cia_ops", once)
             patch.setattr(linecache, "checkcache", lambda filename=None: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_described_anew() -> Iterator[None]:
+    """What never changes: where a node comes from, which each copy of it copies; a type hint; what pip installed.
+
+    torch replaces the kernels of all its ops in each decomposition, by a function with two type hints.  The entry
+    points are read from a file of each installed package.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "torch" in sys.modules:
+            from torch.fx.traceback import NodeSource
+
+            patch.setattr(NodeSource, "__deepcopy__", lambda self, copied: self, raising=False)
+            patch.setattr("torch._ops.Callable", typing.Callable)  # which keeps its hints
+            installed = functools.cache(lambda path, group: importlib.metadata.entry_points(group=group))
+            patch.setattr("pt2qa.plugins.registry.entry_points", lambda group: installed(tuple(sys.path), group))
         yield
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._report.html.page import sections_of
 from pt2qa.report import SetApart
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import KeywordInputs, Linears, NestedOutputs, Recurrent, images, residual
@@ -433,7 +432,7 @@ def test_an_output_that_is_not_finite_names_its_batch_and_op_and_whose_fault_it_
         loaded = pt2qa.load(tmp_path / "cases.safetensors")
         assert isinstance(loaded, pt2qa.BadCases)
         assert (loaded.set_apart, str(loaded)) == (report.set_apart, str(report))
-        assert sections_of([report])[0].verdict == "bad"
+        assert report.grade() == "bad"
     clean = found(pair, batches[2:], metric="atol")
     assert clean.set_apart == ()
     assert pt2qa.gate(clean, require="rankings.values>=0").passed

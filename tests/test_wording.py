@@ -37,6 +37,7 @@ def test_what_reads_a_sentence_does_not_survive_and_what_reads_a_kind_does() -> 
 
 def test_merging_does_not_hang_on_wording() -> None:
     text = "test_the_command_prints_and_writes_what_the_call_returns"  # it asserts what an error says
+    again = "-1]"  # the same with other shards
     command = [
         sys.executable,
         "-m",
@@ -48,7 +49,7 @@ def test_merging_does_not_hang_on_wording() -> None:
         "tests.reworded",
         "tests/merge",
         "-k",
-        f"not {text}",
+        f"not {text} and not {again}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -206,10 +205,6 @@ def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scor
         numbers = lost.movedim(output.axis, 0).flatten(1).sum(1) if lost.dim() > 1 else lost  # type: ignore[arg-type]
         return counts, Scores(output.places, float64(numbers).tolist(), [""] * len(output.places))
     return counts, Scores([-1], [float(counts.lost)], [""])
-
-
-def added_counts(one: LabelCounts, other: LabelCounts) -> LabelCounts:
-    return LabelCounts(one.output, *map(operator.add, astuple(one)[1:], astuple(other)[1:]))
 
 
 def _classes(value: Any, targets: Tensor) -> Tensor | None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from typing import Annotated, Any, ClassVar, Final
@@ -50,6 +50,7 @@ class BadCases(ModelReport):
         ReportError: a row's inputs are missing, do not fit their description, or would be too large.
     """
 
+    merges_in: ClassVar[str] = "pt2qa._bad_cases.standings"
     usual_measures: ClassVar[tuple[str, ...]] = ("value",)
     served: ClassVar[frozenset[str]] = frozenset({"cases"})
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "batch_axis")
@@ -83,12 +84,6 @@ class BadCases(ModelReport):
             raise ReportError(f"the input tensor {min(self.inputs.keys() - known)!r} belongs to no case")
         for row in self.rows:
             self._case(row.batch, row.sample)
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._bad_cases.standings import merged
-
-        return merged(reports)
 
     @property
     def health(self) -> DataHealth:

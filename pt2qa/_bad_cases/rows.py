@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import index
 from pt2qa._report.rows import Row
+from pt2qa._report.sums import FIRST, Mergeable
 
 
 def _position(value: int) -> str:
@@ -78,7 +79,7 @@ class Ranking(Row):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelCounts:
+class LabelCounts(Mergeable):
     """How often each model is right.
 
     Args:
@@ -90,7 +91,7 @@ class LabelCounts:
         gained: wrong in the reference and right in the quantized model.
     """
 
-    output: Annotated[str, column(key=True)]
+    output: Annotated[str, column(key=True)] = field(metadata=FIRST)
     targets: int
     ref_right: int
     quant_right: int

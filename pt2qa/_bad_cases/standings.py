@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pt2qa._bad_cases.case_metrics import FLIPS, Scores, added_counts
+from pt2qa._bad_cases.case_metrics import FLIPS, Scores
 from pt2qa._bad_cases.inputs import Array, key_of
 from pt2qa._bad_cases.output_pairs import OutputPair
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
@@ -15,7 +15,7 @@ from pt2qa._report.columns import Count
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without
 from pt2qa._report.set_apart import InputRange, SetApart, added
-from pt2qa._report.sums import pack, settings_of, unpack
+from pt2qa._report.sums import FIRST, Mergeable, merged_each, pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
 CaseKey = tuple[int, int]
@@ -43,23 +43,23 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Mergeable):
     """The worst k entries by one metric of one output, worst first, and the sums over all samples.
 
     ``total`` is the sum of the finite numbers, which ``finite`` counts; the others are as in ``Ranking``.
     """
 
-    metric: str = ""
-    output: str = ""
-    worst: Literal["smallest", "largest"] = "largest"
-    k: int = 1
+    metric: str = field(default="", metadata=FIRST)
+    output: str = field(default="", metadata=FIRST)
+    worst: Literal["smallest", "largest"] = field(default="largest", metadata=FIRST)
+    k: int = field(default=1, metadata=FIRST)
     entries: tuple[Entry, ...] = ()
     values: Count = 0
     total: float = 0.0
     finite: Count = 0
     nonfinite: Count = 0
     without_number: Count = 0
-    reason: str = ""
+    reason: str = field(default="", metadata=FIRST)
 
     def of_batch(self, scores: Scores, output: OutputPair) -> Standing:
         """That of one batch, number 0."""
@@ -94,11 +94,10 @@ class Standing:
             replace(entry, key=(batches + entry.key[0], entry.key[1]), index=samples + entry.index)
             for entry in later.entries
         ]
+        both = Mergeable.merge(self, replace(later, entries=tuple(moved)))
         # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
-        entries = sorted((*self.entries, *moved), key=lambda entry: (entry.tier, -entry.badness))
-        added = ("values", "total", "finite", "nonfinite", "without_number")
-        sums: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in added}
-        return replace(self, entries=tuple(entries[: self.k]), reason=self.reason or later.reason, **sums)
+        entries = sorted(both.entries, key=lambda entry: (entry.tier, -entry.badness))
+        return replace(both, entries=tuple(entries[: self.k]))
 
     def ranking(self) -> Ranking:
         mean = self.total / self.finite if self.finite else math.nan
@@ -144,15 +143,13 @@ class Found:
 
     def merge(self, later: Found) -> Found:
         """What was found on the batches of both."""
-        standings, labels = dict(self.standings), dict(self.labels)
+        standings = dict(self.standings)
         for key, own in later.standings.items():
             before = standings.get(key, Standing(own.metric, own.output, own.worst, own.k))
             standings[key] = before.merge(own, self.steps, self.samples)
-        for name, counts in later.labels.items():
-            labels[name] = added_counts(labels[name], counts) if name in labels else counts
         return Found(
             standings,
-            labels,
+            merged_each(self.labels, later.labels),
             self.steps + later.steps,
             self.samples + later.samples,
             numbered_on([self.set_apart, later.set_apart], [self.steps, later.steps]),
@@ -186,7 +183,7 @@ class Found:
         }
 
 
-def merged(reports: Sequence[Any]) -> Any:
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     first, settings = reports[0], settings_of(reports[0].sums)
     if settings.get("feedback"):
         raise ReportError(

@@ -9,24 +9,23 @@ from typing import Any
 
 from pt2qa._candidates.rows import Candidate, CandidateRow
 from pt2qa._metrics import NoiseSums
-from pt2qa._report.merging import numbered_on
-from pt2qa._report.notes import joined_notes
+from pt2qa._report.merging import merged_data
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import SetApart, added
-from pt2qa._report.sums import pack, settings_of, unpack
+from pt2qa._report.set_apart import SetApart
+from pt2qa._report.sums import EACH, FIRST, Mergeable, pack, settings_of, unpack
 from pt2qa.errors import ReportError
 
 
 @dataclass(frozen=True, slots=True)
-class ValueSums:
+class ValueSums(Mergeable):
     """The sums of one value by candidate, over the batches that count and those set apart; see ``CandidateRow``."""
 
-    handle: int = -1
-    name: str = ""
-    module: str = ""
-    op: str = ""
-    counted: dict[str, NoiseSums] = field(default_factory=dict)
-    apart: dict[str, NoiseSums] = field(default_factory=dict)
+    handle: int = field(default=-1, metadata=FIRST)
+    name: str = field(default="", metadata=FIRST)
+    module: str = field(default="", metadata=FIRST)
+    op: str = field(default="", metadata=FIRST)
+    counted: dict[str, NoiseSums] = field(default_factory=dict, metadata=EACH)
+    apart: dict[str, NoiseSums] = field(default_factory=dict, metadata=EACH)
 
     @property
     def seen(self) -> bool:
@@ -95,7 +94,7 @@ def _failures(set_apart: Sequence[SetApart], batches: int) -> dict[str, str]:
     return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
 
 
-def merged(reports: Sequence[Any]) -> Any:
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     """One report of candidates of several; see :func:`pt2qa.merge`."""
     first = reports[0]
     values = _values(first)
@@ -106,18 +105,10 @@ def merged(reports: Sequence[Any]) -> Any:
                 f"cannot merge: report {number} compares other values than the first one. Shards of one run are made "
                 "with the same candidates and the same arguments."
             )
-        for value, other in zip(values, others, strict=True):
-            value.add(other.counted, ())
-            value.add(other.apart, other.apart)
-    batches = [report.batches for report in reports]
-    set_apart = numbered_on([report.set_apart for report in reports], batches)
-    return replace(
-        first,
-        **compared(values, first.candidates, set_apart, sum(batches), settings_of(first.sums)),
-        input_ranges=added(report.input_ranges for report in reports),
-        samples=sum(report.samples for report in reports),
-        notes=joined_notes([report.notes for report in reports]),
-    )
+        values = list(map(ValueSums.merge, values, others))
+    data = merged_data(reports)
+    found = compared(values, first.candidates, data["set_apart"], data["batches"], settings_of(first.sums))
+    return replace(first, **{**data, **found})
 
 
 def _values(report: Any) -> list[ValueSums]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
@@ -40,6 +40,7 @@ class CandidateReport(DataReport):
         ReportError: the rows do not have the same candidates.
     """
 
+    merges_in: ClassVar[str] = "pt2qa._candidates.merging"
     usual_measures: ClassVar[tuple[str, ...]] = ("candidates.sqnr",)
     ties: ClassVar[str] = "handle"
     one_run: ClassVar[tuple[str, ...]] = ("model",)
@@ -51,12 +52,6 @@ class CandidateReport(DataReport):
 
     def __post_init__(self) -> None:
         check_custom(CandidateRow, self.rows)
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._candidates.merging import merged
-
-        return merged(reports)
 
     @property
     def best(self) -> Candidate | None:

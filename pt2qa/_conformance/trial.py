@@ -215,22 +215,18 @@ class Trial:
 
     @functools.cached_property
     def programs(self) -> Programs:
-        """The model's graphs."""
         return programs_of(self.model)
 
     @property
     def capture(self) -> Capture:
-        """The model's capture."""
         return self.programs.captured
 
     @functools.cached_property
     def batches(self) -> tuple[Inputs, Inputs]:
-        """Two batches."""
         return self.model.batches()
 
     @functools.cached_property
     def annotated(self) -> Annotated | Failure:
-        """The captured graph, annotated."""
         return self.annotate()
 
     def exported(self, *, strict: bool) -> Annotated | Failure:
@@ -241,7 +237,6 @@ class Trial:
 
     @functools.cached_property
     def pair(self) -> QuantizedPair | Failure:
-        """The captured model, prepared, calibrated and converted."""
         return self.quantize()
 
     def annotate(self, program: Plain | None = None, plugin: QuantizerPlugin | None = None) -> Annotated | Failure:

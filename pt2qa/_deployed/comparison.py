@@ -30,6 +30,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import InputRange, SetApart, added
+from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable
 from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.input_ranges import input_ranges
@@ -46,24 +47,14 @@ from pt2qa.plugins import DeployedProgram
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
-    noise: tuple[NoiseSums, ...] = (NoiseSums(),) * 4
+class _Sums(Mergeable):
+    noise: tuple[NoiseSums, ...] = field(default=(NoiseSums(),) * 4, metadata=EACH)
     """Isolated, cumulative, quantized, deployed: see :class:`DeployedRow`."""
-    atol: float = 0.0
+    atol: float = field(default=0.0, metadata=LARGEST)
     differing: int = 0
     count: int = 0
-    dtype: str = ""
-    problem: str = ""
-
-    def merge(self, other: _Sums) -> _Sums:
-        return _Sums(
-            tuple(a.merge(b) for a, b in zip(self.noise, other.noise, strict=True)),
-            max(self.atol, other.atol),
-            self.differing + other.differing,
-            self.count + other.count,
-            self.dtype or other.dtype,
-            self.problem or other.problem,
-        )
+    dtype: str = field(default="", metadata=FIRST)
+    problem: str = field(default="", metadata=FIRST)
 
     @property
     def nonfinite(self) -> bool:

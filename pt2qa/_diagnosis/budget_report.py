@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
@@ -107,6 +107,7 @@ class ErrorBudget(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
+    merges_in: ClassVar[str] = "pt2qa._diagnosis.merging"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "method", "outputs")
@@ -118,12 +119,6 @@ class ErrorBudget(DataReport):
     signal: float
     noise: float
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._diagnosis.merging import merged
-
-        return merged(reports)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import nan, sqrt
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ def split(rows: Iterable[Any], noises: SiteNoises) -> dict[str, Any]:
     }
 
 
-def merged(reports: Sequence[Any]) -> Any:
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     first = reports[0]
     found = together([_noises_of(report, first.rows) for report in reports])
     notes = joined_notes([report.notes for report in reports])

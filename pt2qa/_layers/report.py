@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Annotated, Any, ClassVar
@@ -56,6 +56,7 @@ class LayerReport(DataReport):
     '(no rows)'
     """
 
+    merges_in: ClassVar[str] = "pt2qa._layers.sums"
     usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "sqnr")
 
     rows: tuple[LayerRow, ...]
@@ -80,12 +81,6 @@ class LayerReport(DataReport):
     def batches_apart(self) -> int:
         """How many batches are in none of the numbers."""
         return len(self.set_apart)
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._layers.sums import merged
-
-        return merged(reports, metrics)
 
     def worst(self, k: int, by: str = "isolated_sqnr") -> tuple[LayerRow, ...]:
         """The k worst rows by a column or custom metric, ties by ``sqnr``; rows where it is nan come last.

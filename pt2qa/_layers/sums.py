@@ -10,10 +10,8 @@ from typing import Any, Literal
 from pt2qa._layers.rows import LayerRow
 from pt2qa._metrics import ErrorSums, Metric, NoiseSums
 from pt2qa._report.columns import Count
-from pt2qa._report.merging import numbered_on
-from pt2qa._report.notes import joined_notes
-from pt2qa._report.set_apart import added
-from pt2qa._report.sums import Sums, pack, settings_of, unpack, why_not
+from pt2qa._report.merging import merged_data
+from pt2qa._report.sums import EACH, FIRST, MERGED, Mergeable, Sums, pack, settings_of, unpack, why_not
 from pt2qa.errors import ReportError
 
 TableName = Literal["rows", "outputs", "modules", ""]
@@ -24,32 +22,20 @@ UNMERGEABLE = "cannot be merged"
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """The sums of one row over some values; ``merge`` combines two.
+class Totals(Mergeable):
+    """The sums of one row over some values.
 
     ``clamped`` of ``clamped_of`` values were clamped; ``dtype`` and ``shape`` are the first value's, None without one.
     """
 
-    sums: ErrorSums = field(default_factory=ErrorSums)
-    isolated: NoiseSums = field(default_factory=NoiseSums)
-    rounding: NoiseSums = field(default_factory=NoiseSums)
-    custom: dict[str, Metric] = field(default_factory=dict)
+    sums: ErrorSums = field(default_factory=ErrorSums, metadata=MERGED)
+    isolated: NoiseSums = field(default_factory=NoiseSums, metadata=MERGED)
+    rounding: NoiseSums = field(default_factory=NoiseSums, metadata=MERGED)
+    custom: dict[str, Metric] = field(default_factory=dict, metadata=EACH)
     clamped: Count = 0
     clamped_of: Count = 0
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
-
-    def merge(self, other: Totals) -> Totals:
-        return Totals(
-            self.sums.merge(other.sums),
-            self.isolated.merge(other.isolated),
-            self.rounding.merge(other.rounding),
-            {name: metric.merge(other.custom[name]) for name, metric in self.custom.items()},
-            self.clamped + other.clamped,
-            self.clamped_of + other.clamped_of,
-            other.dtype if self.shape is None else self.dtype,
-            other.shape if self.shape is None else self.shape,
-        )
+    dtype: str = field(default="", metadata=FIRST)
+    shape: tuple[int, ...] | None = field(default=None, metadata=FIRST)
 
     @property
     def nonfinite(self) -> bool:
@@ -225,18 +211,9 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
                 "one run are made with the same pair and the same arguments."
             )
         sums = [_added(one, other, number) for one, other in zip(sums, others, strict=True)]
-    set_apart = numbered_on([report.set_apart for report in reports], [report.batches for report in reports])
-    batches = sum(report.batches for report in reports)
-    return replace(
-        first,
-        **tables(sums, only_apart=len(set_apart) == batches),
-        notes=joined_notes([report.notes for report in reports]),
-        batches=batches,
-        samples=sum(report.samples for report in reports),
-        set_apart=set_apart,
-        input_ranges=added(report.input_ranges for report in reports),
-        sums=packed(sums, settings),
-    )
+    data = merged_data(reports)
+    found = tables(sums, only_apart=len(data["set_apart"]) == data["batches"])
+    return replace(first, **found, **data, sums=packed(sums, settings))
 
 
 def _check_metrics(reports: Sequence[Any], metrics: Mapping[str, Any]) -> None:

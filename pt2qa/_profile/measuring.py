@@ -12,6 +12,7 @@ from pt2qa._profile.target import ProfileTarget, health_of
 from pt2qa._profile.watch import ValueStatistics, Wanted
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import DataHealth
+from pt2qa._report.sums import EACH, MERGED, Mergeable
 from pt2qa._simulator.accumulate import count_empty, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.lifetimes import UNWRITTEN
@@ -20,11 +21,11 @@ from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(Mergeable):
     """By value number what was seen; ``with_nan`` and ``changed`` are numbers of batches, from 0."""
 
-    seen: Mapping[int, ValueStatistics] = field(default_factory=dict)
-    health: DataHealth = field(default_factory=lambda: DataHealth(0, 0))
+    seen: Mapping[int, ValueStatistics] = field(default_factory=dict, metadata=EACH)
+    health: DataHealth = field(default_factory=lambda: DataHealth(0, 0), metadata=MERGED)
     with_nan: tuple[int, ...] = ()
     changed: tuple[int, ...] = ()
 
@@ -71,19 +72,13 @@ class Measurements:
         changed: bool = False,
     ) -> None:
         """Adds what was found on a batch; ``changed``: observing changed the outputs."""
-        done, number, samples = self._done, self.batches, count_samples(list(values))
+        number, samples = self.batches, count_samples(list(values))
         if has_no_element(values) or is_empty(samples, outputs):
             health = DataHealth(1, samples, (empty_batch(number),))
         else:
             health = health_of(self.target, number, values, inside)
-        merged = {key: done.seen[key].merge(found[key]) for key in done.seen.keys() & found}
         has_nan = any(each.statistics.nans for key, each in found.items() if not self.plan.values[key].constant)
-        self._done = _Done(
-            {**done.seen, **found, **merged},
-            done.health.and_also(health),
-            (*done.with_nan, *[number] * has_nan),
-            (*done.changed, *[number] * changed),
-        )
+        self._done = self._done.merge(_Done(found, health, (number,) * has_nan, (number,) * changed))
 
     def profile(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> Profile:
         """The report.  Values that are not tensors, such as sizes, have no rows."""

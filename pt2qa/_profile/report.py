@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final
@@ -56,6 +56,7 @@ class Profile(DataReport):
     """
 
     ties: ClassVar[str] = "name"
+    merges_in: ClassVar[str] = "pt2qa._profile.sums"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "side")
 
     rows: tuple[ProfileRow, ...]
@@ -72,12 +73,6 @@ class Profile(DataReport):
         check_packed("channels", self.channels, CHANNELS, values)
         if self.histograms:
             _check_counted(*(self.histograms[name] for name in HISTOGRAM))
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._profile.sums import merged
-
-        return merged(reports)
 
     @property
     def health(self) -> DataHealth:

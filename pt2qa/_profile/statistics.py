@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import CHUNK, LARGEST, SMALLEST, Mergeable, float64, scratch, value_range
+from pt2qa._metrics import CHUNK, float64, scratch, value_range
 from pt2qa._profile.histogram import SHIFT, Histogram
+from pt2qa._report.sums import LARGEST, MERGED, SMALLEST, Mergeable
 
 Array = npt.NDArray[Any]
 
@@ -61,10 +62,6 @@ class Moments:
         return self.squares / self.count if self.count else math.nan
 
 
-def _joined(one: Histogram | None, other: Histogram | None) -> Histogram | None:
-    return one.merge(other) if one is not None and other is not None else one or other
-
-
 @dataclass(frozen=True, slots=True)
 class Statistics(Mergeable):
     """Everything a profile says about a value over the whole tensor; merges of chunks equal the whole.
@@ -75,13 +72,13 @@ class Statistics(Mergeable):
     """
 
     count: int = 0
-    moments: Moments = field(default_factory=Moments, metadata={"merge": Moments.merge})
+    moments: Moments = field(default_factory=Moments, metadata=MERGED)
     smallest: float = field(default=math.inf, metadata=SMALLEST)
     largest: float = field(default=-math.inf, metadata=LARGEST)
     zeros: int = 0
     nans: int = 0
     infs: int = 0
-    histogram: Histogram | None = field(default=None, metadata={"merge": _joined})
+    histogram: Histogram | None = field(default=None, metadata=MERGED)
 
     @classmethod
     def of(cls, x: Tensor, *, histogram: bool) -> Statistics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,9 +13,7 @@ from pt2qa._profile.plan import Value
 from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import ChannelStatistics, Statistics
 from pt2qa._profile.watch import ValueStatistics, ValueSums, Wanted
-from pt2qa._report.merging import numbered_on
-from pt2qa._report.notes import joined_notes
-from pt2qa._report.set_apart import added
+from pt2qa._report.merging import merged_data
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import ReportError
@@ -68,7 +66,7 @@ def packed_values(described: Sequence[Described], seen: Sequence[ValueStatistics
     }
 
 
-def merged(reports: Sequence[Any]) -> Any:
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     first = reports[0]
     described = unpack(first.sums, "described", Described())
     seen = _seen(first)
@@ -88,11 +86,7 @@ def merged(reports: Sequence[Any]) -> Any:
         first,
         rows=tuple(replace(row, **numbers_of(described[row.value], seen[row.value])) for row in first.rows),
         **packed_values(described, seen, wanted),
-        batches=sum(report.batches for report in reports),
-        samples=sum(report.samples for report in reports),
-        set_apart=numbered_on([report.set_apart for report in reports], [report.batches for report in reports]),
-        input_ranges=added(report.input_ranges for report in reports),
-        notes=joined_notes([report.notes for report in reports]),
+        **merged_data(reports),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, withou
 from pt2qa._metrics import value_range
 from pt2qa._profile.plan import Plan, Value
 from pt2qa._profile.statistics import ChannelStatistics, Statistics, flat_chunks
+from pt2qa._report.sums import FIRST, MERGED, Mergeable
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.positions import Inside
@@ -23,35 +24,27 @@ from pt2qa._simulator.program import QuantParams
 
 
 @dataclass(frozen=True, slots=True)
-class ValueSums:
+class ValueSums(Mergeable):
     """What a file keeps of :class:`ValueStatistics`; ``clamped`` is -1 if unknown, ``axis`` -1 without channels."""
 
-    statistics: Statistics = field(default_factory=Statistics)
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    clamped: int = -1
-    axis: int = -1
+    statistics: Statistics = field(default_factory=Statistics, metadata=MERGED)
+    dtype: str = field(default="", metadata=FIRST)
+    shape: tuple[int, ...] = field(default=(), metadata=FIRST)
+    clamped: int = field(default=-1, metadata={"merge": lambda one, other: one + other if min(one, other) >= 0 else -1})
+    axis: int = field(default=-1, metadata=FIRST)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics(ValueSums):
     """What is known about one value after some batches; ``channels`` is None if not requested, or it has none."""
 
-    channels: ChannelStatistics | None = None
+    channels: ChannelStatistics | None = field(
+        default=None, metadata={"merge": lambda one, other: one and other and one.merge(other)}
+    )
 
     @property
     def is_uneven(self) -> bool:
         return self.channels is not None and self.channels.uneven
-
-    def merge(self, later: ValueStatistics) -> ValueStatistics:
-        known = self.clamped >= 0 and later.clamped >= 0
-        both = None if self.channels is None or later.channels is None else self.channels.merge(later.channels)
-        return replace(
-            self,
-            statistics=self.statistics.merge(later.statistics),
-            clamped=self.clamped + later.clamped if known else -1,
-            channels=both,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class Report:
         titles: what pages write above tables, in their order, where the fields' own names and order would not do.
         inherited_since: the schemas that introduced fields of a base.
         one_run: the fields in which reports must agree to be merged.
+        merges_in: the module whose ``merged(reports, metrics)`` makes one report of several, from their field ``sums``.
         instead_of_merging: for kinds that do not add up, what to do instead.
     """
 
@@ -134,6 +135,7 @@ class Report:
     titles: ClassVar[Mapping[str, str]] = {}
     inherited_since: ClassVar[Mapping[str, int]] = {}
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
+    merges_in: ClassVar[str] = ""
     instead_of_merging: ClassVar[str] = ""
     rows: tuple[Any, ...]
 
@@ -384,16 +386,6 @@ class Report:
         """The column that says which row is worst; None if rows are not ranked."""
         usual = [name for name in self.usual_measures if "." not in name]
         return usual[0] if usual else None
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        """One report of several that agree in the fields ``one_run``, from their field ``sums``.
-
-        Args:
-            reports: of this class.
-            metrics: the user's metrics, in their empty state.
-        """
-        raise NotImplementedError
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
         """A column with the unit and direction that this report's data give it, or those of the row with a key."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
 from typing import Any, TypeVar
 
 from pt2qa._report.base import Report
 from pt2qa._report.columns import takes_custom
-from pt2qa._report.fields import codecs_of
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.notes import joined_notes
+from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.storage import kinds
 from pt2qa._report.sums import settings_of
 from pt2qa.errors import ReportError
@@ -54,9 +55,9 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
                 f"cannot merge a {type(report).__name__}, expected reports; pt2qa.load(path) reads one from its file"
             )
     first = given[0]
-    able = {each.report_type.__name__ for each in kinds() if "sums" in codecs_of(each.report_type)}
     name = type(first).__name__
-    if name not in able:
+    if not first.merges_in:
+        able = {each.report_type.__name__ for each in kinds() if each.report_type.merges_in}
         said = f"{'an' if name[0] in 'AE' else 'a'} {name} does not add up over batches."
         which = f"Reports that can be merged: {', '.join(sorted(able))}."
         raise ReportError(" ".join(filter(None, (said, which, first.instead_of_merging))))
@@ -65,7 +66,8 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
         _check_run(number, report, first)
     if metrics and not takes_custom(first.row_type()):
         raise ReportError(f"metrics: {name} has no custom metrics. Leave the argument out.")
-    merged: AnyReport = first.merged(given, metrics or {})
+    # The analyses come after the reports in the import order, and need torch.
+    merged: AnyReport = import_module(first.merges_in).merged(given, metrics or {})
     return merged
 
 
@@ -90,6 +92,18 @@ def _check_alike(number: int, name: str, given: object, expected: object) -> Non
         raise ReportError(
             f"cannot merge: {name} of report {number} is {given!r}, of the first one {expected!r}. {_ALIKE}."
         )
+
+
+def merged_data(reports: Sequence[Any]) -> dict[str, Any]:
+    """The fields that reports on data have in common."""
+    batches = [report.batches for report in reports]
+    return {
+        "batches": sum(batches),
+        "samples": sum(report.samples for report in reports),
+        "set_apart": numbered_on([report.set_apart for report in reports], batches),
+        "input_ranges": added(report.input_ranges for report in reports),
+        "notes": joined_notes([report.notes for report in reports]),
+    }
 
 
 def numbered_on(found: Sequence[Sequence[SetApart]], batches: Sequence[int]) -> tuple[SetApart, ...]:

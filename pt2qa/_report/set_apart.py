@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from math import nan
 from typing import Final, Literal
 
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
+from pt2qa._report.sums import FIRST, LARGEST, SMALLEST, Mergeable
 
 EMPTY: Final = "no samples"
 """What is wrong with an empty batch."""
@@ -98,7 +99,7 @@ class SetApart:
 
 
 @dataclass(frozen=True, slots=True)
-class InputRange:
+class InputRange(Mergeable):
     """How many values of a model input lie outside the range that calibration gave it, in the batches that count.
 
     Args:
@@ -109,28 +110,18 @@ class InputRange:
         values: how many there are.
     """
 
-    name: str
-    low: float
-    high: float
-    smallest: float
-    largest: float
+    name: str = field(metadata=FIRST)
+    low: float = field(metadata=FIRST)
+    high: float = field(metadata=FIRST)
+    smallest: float = field(metadata=SMALLEST)
+    largest: float = field(metadata=LARGEST)
     outside: int
     values: int
 
-    def merge(self, other: InputRange) -> InputRange:
-        """The same input in further batches."""
-        return replace(
-            self,
-            smallest=min(self.smallest, other.smallest),
-            largest=max(self.largest, other.largest),
-            outside=self.outside + other.outside,
-            values=self.values + other.values,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class DataHealth:
-    """The data behind a report.
+class DataHealth(Mergeable):
+    """The data behind a report; those of ranks merge, whose batches are numbered on.
 
     Args:
         batches: how many were read, those set apart included.
@@ -144,18 +135,8 @@ class DataHealth:
     batches: int
     samples: int
     set_apart: tuple[SetApart, ...] = ()
-    input_ranges: tuple[InputRange, ...] = ()
-    in_part: bool = False
-
-    def and_also(self, other: DataHealth) -> DataHealth:
-        """With the data of another rank, whose batches are numbered on."""
-        return DataHealth(
-            self.batches + other.batches,
-            self.samples + other.samples,
-            self.set_apart + other.set_apart,
-            added([self.input_ranges, other.input_ranges]),
-            self.in_part,
-        )
+    input_ranges: tuple[InputRange, ...] = field(default=(), metadata={"merge": lambda *both: added(both)})
+    in_part: bool = field(default=False, metadata=FIRST)
 
     @property
     def faults(self) -> tuple[SetApart, ...]:

@@ -8,8 +8,10 @@ array of bytes.  Nothing about classes is stored: to unpack, one gives the empty
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 import numpy as np
@@ -23,6 +25,46 @@ Sums = dict[str, npt.NDArray[Any]]
 """What a report keeps: arrays by group and path, and its settings."""
 
 State = TypeVar("State")
+Mergeables = TypeVar("Mergeables", bound="Mergeable")
+
+
+class Mergeable:
+    """A dataclass of sums over parts of the data: ``a.merge(b)`` is that of both, of which ``b`` is later.
+
+    A field adds up, unless its metadata say how else: the ways are below.
+    """
+
+    __slots__ = ()
+
+    def merge(self: Mergeables, other: Mergeables) -> Mergeables:
+        ways = _ways(type(self))  # type: ignore[arg-type]  # a class is hashable
+        return type(self)(*[how(getattr(self, name), getattr(other, name)) for name, how in ways])
+
+
+@cache
+def _ways(sums: Any) -> list[tuple[str, Callable[[Any, Any], Any]]]:
+    return [(each.name, each.metadata.get("merge", operator.add)) for each in fields(sums)]
+
+
+def _merged(one: Any, other: Any) -> Any:
+    return one.merge(other) if one is not None and other is not None else one or other
+
+
+def merged_each(one: Any, other: Any) -> Any:
+    """Both tuples, item by item, or both dicts, by name."""
+    if isinstance(one, tuple):
+        return tuple(map(_merged, one, other))
+    return {**one, **other, **{name: _merged(one[name], other[name]) for name in one if name in other}}
+
+
+SMALLEST: Final = {"merge": min}
+LARGEST: Final = {"merge": max}
+FIRST: Final = {"merge": lambda one, other: other if one in ("", None) else one}
+"""The first that is not empty, and what is the same in all parts."""
+MERGED: Final = {"merge": _merged}
+"""By its own ``merge``; None is nothing."""
+EACH: Final = {"merge": merged_each}
+"""Each of a tuple, or of a dict by name, by its own ``merge``."""
 
 SETTINGS: Final = "settings"
 QUANTIZATION: Final = "quantization (scales, zero points, ranges)"

@@ -110,7 +110,7 @@ def packed(places: Sequence[Place], metric: OutputMetric, settings: Mapping[str,
     return pack({**settings, "weighted": str(metric.weighted)}, places=places)
 
 
-def merged(reports: Sequence[Any]) -> Any:
+def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     first = reports[0]
     settings = settings_of(first.sums)
     metric = OutputMetric(first.metric, None, first.worst_is == "smallest", settings.get("weighted") == str(True))

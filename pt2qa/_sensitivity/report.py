@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
@@ -56,6 +56,7 @@ class SensitivityReport(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
+    merges_in: ClassVar[str] = "pt2qa._sensitivity.ledger"
     usual_measures: ClassVar[tuple[str, ...]] = ("value",)
     ties: ClassVar[str] = "rank"
     served: ClassVar[frozenset[str]] = frozenset({"parts", "data"})
@@ -77,12 +78,6 @@ class SensitivityReport(DataReport):
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
     sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
-
-    @classmethod
-    def merged(cls, reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
-        from pt2qa._sensitivity.ledger import merged
-
-        return merged(reports)
 
     @derived(unit="dB", judged=True)
     def predicted_sqnr(self) -> float:

@@ -82,7 +82,7 @@ class Reference:
         shared = first_anywhere((self.names, self.positions, self.uncounted) if self.runs else None)
         self.names, self.positions, self.uncounted = shared or ((), (), ())
         own = DataHealth(batches_read, samples, tuple(apart), ranges)
-        self.health = functools.reduce(DataHealth.and_also, everywhere(own))
+        self.health = functools.reduce(DataHealth.merge, everywhere(own))
         if len(self.health.set_apart) == self.health.batches:
             if not self.health.faults:
                 raise NoBatchError(

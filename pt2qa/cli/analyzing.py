@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import floor, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,8 @@ from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options
 from pt2qa.cli.flow import Flow, own_part
 from pt2qa.cli.group import DEBUG, Failure, main, make_folder, measured_on, plan_in, say, say_wrote
-from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
-from pt2qa.errors import Pt2qaError
+from pt2qa.errors import Pt2qaError, ReportError
 
 
 @main.command()
@@ -140,7 +141,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
-            if step := next_step(made, where, flow, spec, analyses.stem(spec)):
+            if step := _next_step(made, where, flow, spec, analyses.stem(spec)):
                 click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
                 every[every.index(made["diagnosis"])] = replace(made["diagnosis"], next_command=step)
         except Pt2qaError as error:
@@ -168,6 +169,38 @@ def unusable(report: Any) -> list[str]:
     found = report.set_apart
     nothing_left = found and len(found) == report.batches
     return about_faults(found, report.batches)[:1] if failures(found) or nothing_left else []
+
+
+def _next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: Path) -> str:
+    """The command that follows from the reports of one quantizer, or a sentence; empty without a diagnosis."""
+    if "diagnosis" not in made:
+        return ""
+    diagnosis, searched = made["diagnosis"], made.get("reconfiguration")
+    if searched is not None and searched.plan.edits:
+        return _again(where, spec, stem, f"{stem}-plan.json")
+    try:
+        recipe = diagnosis.pair.recipe
+    except ReportError:  # no remedy is for the quantizer or its data
+        if diagnosis.search_target is not None:
+            target = ("--target", f"{diagnosis.search_target:g}")
+            return shlex.join(["pt2qa", "analyze", where, "-q", spec, *target, "-o", f"{stem.parent}-next"])
+        if diagnosis.next_command or not isfinite(diagnosis.sqnr):
+            return str(diagnosis.next_command)
+        return shlex.join(
+            ["pt2qa", "gate", f"{stem}-layers.safetensors", "--require", f"sqnr>={floor(diagnosis.sqnr)}"]
+        )
+    from pt2qa.plugins import describe
+
+    plan = f"{stem}-diagnosis-plan.json" if diagnosis.plan_json else None
+    command = _again(where, describe(recipe.plugin), stem, plan)
+    if recipe.data is not None and recipe.data.batches is flow.batches:
+        return command
+    return f"add data like the evaluation data to the batches of {where}, then {command}"
+
+
+def _again(where: str, spec: str, stem: Path, plan: str | None) -> str:
+    overrides = () if plan is None else ("--overrides", plan)
+    return shlex.join(["pt2qa", "analyze", where, "-q", spec, *overrides, "-o", f"{stem.parent}-next"])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pt2qa
-from pt2qa._conformance.models import MODELS
+from pt2qa.testing import MODELS
 from tests.flows import quantized_pair
 from tests.overrides.strangers import STRANGERS
 

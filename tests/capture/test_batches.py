@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from pt2qa import Capture, capture
 from pt2qa._capture.inputs import check_inputs
-from pt2qa._capture.program import Capture, capture
 from pt2qa.errors import BatchError
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from pt2qa._capture.program import capture
+from pt2qa import capture
 from pt2qa.errors import CaptureError
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pt2qa import capture
 from pt2qa._capture.inputs import as_call, leaf_names, share_memory
-from pt2qa._capture.program import capture
 from pt2qa.errors import CaptureError
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import pt2qa
-from pt2qa._capture.program import Capture, capture
+from pt2qa import Capture, capture
 from pt2qa.errors import BatchError, CaptureError
 from tests.capture.models import Forward, Residual, converted, image, rules
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import export
 
-from pt2qa._capture.program import capture
+from pt2qa import capture
 from tests.capture.models import QUANTIZERS, annotated
 from tests.zoo.models import efficientnet_lite0, torchvision_models
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import pt2qa
-from pt2qa._check.report import Finding
+from pt2qa.report import Finding
 from tests.models import Conditional, Recurrent, SharedConv, images, randomize_batch_norms, residual
 
 RULES = (

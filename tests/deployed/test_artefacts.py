@@ -74,16 +74,11 @@ def outputs(inputs: Path, pte: Path) -> Path:
     return inputs.parent / "outputs.safetensors"
 
 
-def test_a_program_made_elsewhere_is_compared_by_its_outputs(
-    pair: pt2qa.QuantizedPair, report: DeployedReport, tmp_path: Path
-) -> None:
-    own = pt2qa.compare_deployed(pair, DATA, program=tmp_path / "program")
+def test_a_program_made_elsewhere_is_compared_by_its_outputs(report: DeployedReport) -> None:
     assert not report.rows
     assert not report.unpaired
-    assert report.stages == own.stages
-    (output,), (expected,) = report.outputs, own.outputs
-    assert (output.quantized_sqnr, output.deployed_sqnr) == (expected.quantized_sqnr, expected.deployed_sqnr)
-    assert output.cumulative_sqnr == expected.cumulative_sqnr
+    (output,) = report.outputs
+    assert output.deployed_sqnr > 20
     assert isnan(output.isolated_sqnr)
     assert report.backend == "ExecuTorch with XNNPACK"
     assert "No intermediate value was observed." in report.summary()

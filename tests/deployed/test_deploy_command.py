@@ -17,12 +17,14 @@ import pt2qa
 import pt2qa_xnnpack.lowering
 from pt2qa.cli import main
 from pt2qa.report import DeployedReport
-from tests.models import images, residual
+from tests.models import Linears
 
 FLOW = """
-from tests.models import images, residual
+import torch
+from tests.models import Linears
 def flow():
-    return residual(), images(4), [images(4, seed=1), images(4, seed=2)]
+    torch.manual_seed(0)
+    return Linears().eval(), torch.zeros(4, 16), [torch.randn(4, 16) for _ in range(2)]
 """
 
 
@@ -93,8 +95,10 @@ def test_outputs_of_recorded_inputs_are_compared(first: tuple[Path, Result], flo
     inputs, outputs = tmp_path / "inputs.safetensors", tmp_path / "outputs.safetensors"
     result = run("record-inputs", flow, "-o", inputs)
     assert (result.exit_code, result.stdout, result.stderr.splitlines()[-1]) == (0, "", f"wrote {inputs}")
+    torch.manual_seed(0)
+    model = Linears().eval()
     with safe_open(inputs, "pt") as file, torch.no_grad():
-        found = {f"batch{n}.output0": residual()(file.get_tensor(f"batch{n}.input0")) for n in range(2)}
+        found = {f"batch{n}.output0": model(file.get_tensor(f"batch{n}.input0")) for n in range(2)}
         save_file(found, outputs, file.metadata())
     done = run("deploy", flow, "-q", "xnnpack", "-o", tmp_path / "made", "--deployed", outputs)
     assert done.exit_code == 0, done.output
@@ -133,8 +137,10 @@ def test_numbers_that_nobody_may_rely_on_are_exit_code_1(flow: str, tmp_path: Pa
 
 
 def test_the_session_writes_a_deployed_report(first: tuple[Path, Result], flow: str, tmp_path: Path) -> None:
-    data = [images(4, seed=1), images(4, seed=2)]
-    pair = pt2qa.quantize(pt2qa.capture(residual(), images(4)), "xnnpack", data)
+    torch.manual_seed(0)
+    capture = pt2qa.capture(Linears().eval(), torch.zeros(4, 16))
+    data = [torch.randn(4, 16) for _ in range(2)]
+    pair = pt2qa.quantize(capture, "xnnpack", data)
     session = pt2qa.QuantAnalysis(pair, data, out_dir=tmp_path, progress=False)
     made = session.compare_deployed(program=first[0] / "program")
     assert f"{made.text(width=100)}\n" == first[1].stdout

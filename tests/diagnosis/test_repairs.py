@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import pt2qa
-from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa.report import Diagnosis
 from tests.flows import direct_sqnr
 
@@ -23,7 +22,7 @@ def batches() -> list[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def pair(batches: list[torch.Tensor]) -> QuantizedPair:
+def pair(batches: list[torch.Tensor]) -> pt2qa.QuantizedPair:
     """Convolutions that reach far beyond the ReLU6 behind them."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -36,12 +35,14 @@ def pair(batches: list[torch.Tensor]) -> QuantizedPair:
 
 
 @pytest.fixture(scope="module")
-def diagnosis(pair: QuantizedPair, batches: list[torch.Tensor]) -> Diagnosis:
+def diagnosis(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> Diagnosis:
     """With both repairs that apply to it."""
     return pt2qa.diagnose(pair, batches[4:], repairs=BOTH, progress=False)
 
 
-def test_are_causes_with_measured_gains(diagnosis: Diagnosis, pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_are_causes_with_measured_gains(
+    diagnosis: Diagnosis, pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]
+) -> None:
     causes = {row.cause: row for row in diagnosis.rows}
     row = causes["range"]
     assert row.name in {site.name for site in pair.sites}
@@ -58,7 +59,7 @@ def test_are_causes_with_measured_gains(diagnosis: Diagnosis, pair: QuantizedPai
 
 
 def test_are_in_the_plan_and_in_the_code(
-    diagnosis: Diagnosis, pair: QuantizedPair, batches: list[torch.Tensor]
+    diagnosis: Diagnosis, pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]
 ) -> None:
     assert pair.capture is not None
     assert diagnosis.pair is not None
@@ -67,12 +68,12 @@ def test_are_in_the_plan_and_in_the_code(
     assert diagnosis.code_verified == "equal"
 
 
-def test_are_not_tried_unless_they_are_named(pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_are_not_tried_unless_they_are_named(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     plain = pt2qa.diagnose(pair, batches[4:], verify_code=False, progress=False)
     assert not {"range", "bias"} & {row.cause for row in (*plain.rows, *plain.tried)}
 
 
-def test_name_why_they_were_refused(pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_name_why_they_were_refused(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     assert pair.capture is not None
     alone = pt2qa.quantize(pair.capture, "xnnpack", batches[:1], progress=False)
     found = pt2qa.diagnose(alone, batches[4:], repairs=["ranges"], verify_code=False, progress=False)
@@ -80,18 +81,18 @@ def test_name_why_they_were_refused(pair: QuantizedPair, batches: list[torch.Ten
     assert "one distinct batch" in row.reason
 
 
-def test_stop_at_the_target(pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_stop_at_the_target(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     found = pt2qa.diagnose(pair, batches[4:], repairs=BOTH, target=1.0, verify_code=False, progress=False)
     assert not found.rows
 
 
-def test_need_a_pair_that_can_be_quantized_again(pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_need_a_pair_that_can_be_quantized_again(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     graphs = pt2qa.pair(pair.reference, pair.quantized)
     found = pt2qa.diagnose(graphs, batches[4:], repairs=["ranges"], progress=False)
     (row,) = (row for row in found.tried if row.cause == "range")
     assert row.reason == "the pair was not made by pt2qa.quantize"
 
 
-def test_have_names(pair: QuantizedPair, batches: list[torch.Tensor]) -> None:
+def test_have_names(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     with pytest.raises(pt2qa.errors.SelectionError, match="repairs: got"):
         pt2qa.diagnose(pair, batches, repairs=["scales"], progress=False)

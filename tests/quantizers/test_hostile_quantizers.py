@@ -15,7 +15,6 @@ from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver, 
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, QuantizationSpec
 
 import pt2qa
-from pt2qa._graph.handles import op_of
 from pt2qa.plugins import describe, resolve, spec_of
 from pt2qa.testing import ConformanceModel, check_quantizer
 
@@ -65,26 +64,26 @@ def argument(op: str, index: int, wanted: QuantizationSpec) -> Change:
     """Another spec for an argument of an op."""
 
     def change(node: Node, annotation: QuantizationAnnotation) -> None:
-        if op_of(node.target) == op:
+        if str(node.target) == f"aten.{op}.default":
             annotation.input_qspec_map[node.args[index]] = wanted
 
     return change
 
 
 def rounded_before_relu(node: Node, annotation: QuantizationAnnotation) -> None:
-    if op_of(node.target) == "conv2d":
+    if str(node.target) == "aten.conv2d.default":
         annotation.output_qspec = spec(torch.int8, -128, 127, torch.per_tensor_affine)
 
 
 def cat_not_shared(node: Node, annotation: QuantizationAnnotation) -> None:
-    if op_of(node.target) == "cat":
+    if str(node.target) == "aten.cat.default":
         own = annotation.input_qspec_map[node.all_input_nodes[0]]
         annotation.input_qspec_map = dict.fromkeys(node.all_input_nodes, own)
         annotation.output_qspec = own
 
 
 def dynamic_with_a_static_weight(node: Node, annotation: QuantizationAnnotation) -> None:
-    if op_of(node.target) == "linear":
+    if str(node.target) == "aten.linear.default":
         annotation.input_qspec_map[node.args[1]] = spec(torch.int8, -127, 127, torch.per_tensor_symmetric)
         own = annotation.input_qspec_map[node.args[0]]
         observer = PlaceholderObserver.with_args(is_dynamic=True)

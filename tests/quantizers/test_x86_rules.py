@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pt2qa
-from pt2qa._check.report import Findings
+from pt2qa.report import Findings
 from pt2qa_x86.rules import INT16_MAX
 from tests.flows import quantized_pair
 from tests.models import images

@@ -201,11 +201,10 @@ def _search_range(self: Any) -> tuple[Tensor, Tensor]:
     total = torch.sum(self.histogram).item()
     sums = torch.cumsum(self.histogram, dim=0).tolist()
     step, alpha, beta = 1e-5, 0.0, 1.0
+    low, high = _float32((alpha + step) * total), _float32((beta - step) * total)
     start, end = 0, self.bins - 1
     best = float("inf")
     while alpha < beta:
-        next_alpha, next_beta = alpha + step, beta - step
-        low, high = _float32(next_alpha * total), _float32(next_beta * total)
         left, right = start, end
         while left < end and sums[left] < low:
             left += 1
@@ -213,9 +212,11 @@ def _search_range(self: Any) -> tuple[Tensor, Tensor]:
             right -= 1
         next_start, next_end = start, end
         if left - start > end - right:
-            next_start, alpha = left, next_alpha
+            next_start, alpha = left, alpha + step
+            low = _float32((alpha + step) * total)
         else:
-            next_end, beta = right, next_beta
+            next_end, beta = right, beta - step
+            high = _float32((beta - step) * total)
         if (next_start, next_end) == (start, end):
             continue
         norm = self._compute_quantization_error(next_start, next_end)

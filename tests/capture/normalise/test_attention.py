@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pt2qa
-from pt2qa._capture.program import capture
+from pt2qa import capture
 from tests.capture.models import Forward
 
 STEPS, WIDTH, HEADS = 6, 32, 4

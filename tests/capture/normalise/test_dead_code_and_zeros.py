@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from pt2qa._capture.program import capture
+from pt2qa import capture
 from tests.capture.models import Forward, annotated_names, image, prepared, quantized_sqnr, rules
 
 

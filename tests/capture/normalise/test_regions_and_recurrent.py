@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pt2qa._capture.program import capture
+from pt2qa import capture
 from pt2qa._graph.handles import names_of
 from pt2qa.errors import CaptureError
 from tests.capture.models import QUANTIZERS, Forward, annotated_names, image, quantized_sqnr, rules

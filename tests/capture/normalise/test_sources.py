@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.export import export
 from torch.nn import functional as F
 
+from pt2qa import capture
 from pt2qa._capture.changes import Change
-from pt2qa._capture.program import capture
 from tests.capture.models import (
     Forward,
     Residual,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from pt2qa._report.html import html_page
+from pt2qa import write_html
 from pt2qa.report import Report
 from tests.report.html import samples
 
@@ -38,7 +38,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         address: str, actions: str = "", options: Sequence[str] = (), reports: Sequence[Report] = tuple(samples.every())
     ) -> str:
         assert CHROMIUM is not None
-        text = html_page(reports)
+        write_html(reports, page)
+        text = page.read_text(encoding="utf-8")
         page.write_text(text.replace("</body>", f"<script>{WHEN_DRAWN % actions}</script></body>"), encoding="utf-8")
         user = f"--user-data-dir={folder / 'user'}"
         command = [CHROMIUM, *OPTIONS, *options, user, "--dump-dom", f"{page.as_uri()}#{address}"]
