@@ -124,7 +124,7 @@ def test_help_teaches_with_an_example(run, command):
 def test_no_command_shows_the_help(run):
     result = run()
     assert result.exit_code == 2
-    assert "pt2qa analyze flow.py:flow" in result.output
+    assert "pt2qa analyze flow.py" in result.output
 
 
 def test_the_flow_file_of_the_help_is_a_flow(run, tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ import click
 import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options
-from pt2qa.cli.flow import Flow, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, make_folder, measured_on, plan_in, say, say_wrote
+from pt2qa.cli.flow import Flow, measured_on, own_part
+from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_wrote
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError
@@ -79,10 +79,10 @@ def analyze(
       dynamic_shapes  as for torch.export
 
     \b
-      pt2qa analyze flow.py:flow -o reports
-      pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
-      pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
-      pt2qa analyze flow.py:flow -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
+      pt2qa analyze flow.py -o reports
+      pt2qa analyze flow.py -q x86 -q xnnpack:per_channel=false -o reports
+      pt2qa analyze flow.py -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
+      pt2qa analyze flow.py -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
 
     For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -error-budget if the diagnosis took
     one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
@@ -94,7 +94,7 @@ def analyze(
     Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:
 
     \b
-      torchrun --nproc-per-node 4 -m pt2qa analyze flow.py:flow -q xnnpack -o reports
+      torchrun --nproc-per-node 4 -m pt2qa analyze flow.py -q xnnpack -o reports
 
     If a target is not met, the best configuration found is written, stderr says so, and the exit code is 1. It is also
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of

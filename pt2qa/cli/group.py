@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.errors import Pt2qaError, ReportError
-
-if TYPE_CHECKING:
-    from pt2qa.cli.flow import Flow
 
 DEBUG: Final = "pt2qa.debug"
 
@@ -52,7 +50,7 @@ class OutputFile(click.Path):
 
 
 class FlowFile(click.ParamType[str]):
-    """``FLOW.py:function``, whose file a command reads."""
+    """``FLOW.py`` or ``FLOW.py:function``, whose file a command reads."""
 
     name = "flow"
 
@@ -84,7 +82,7 @@ class Command(click.Command):
                 continue
             given = ctx.params.get(parameter.name or "")
             for value in given if isinstance(given, tuple) else (given,):
-                text = str(value).rpartition(":")[0] if isinstance(parameter.type, FlowFile) else str(value)
+                text = re.sub(r":\w*\Z", "", str(value)) if isinstance(parameter.type, FlowFile) else str(value)
                 if value not in (None, "-") and (os.path.isfile(text) or not os.path.exists(text)):
                     yield parameter.opts[0], text
 
@@ -180,16 +178,6 @@ def say_wrote(path: str | Path | None) -> None:
     click.echo(f"wrote {path}", err=True)
 
 
-def measured_on(flow: Flow) -> Any:
-    """What a quantized model is measured on; says so if that is what it was calibrated on."""
-    if flow.same_data:
-        say(
-            "calibration and measurement use the same data, which hides errors on other data; "
-            "return evaluation=, other batches, from the flow function"
-        )
-    return flow.evaluation
-
-
 @click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show versions and exit."
@@ -209,7 +197,7 @@ def main() -> None:
 
     \b
       pt2qa quantizers
-      pt2qa analyze flow.py:flow -q xnnpack -o reports
+      pt2qa analyze flow.py -q xnnpack -o reports
       pt2qa show reports/xnnpack-layers.safetensors --sort graph
 
     SQNR, in dB, is the power of the signal over that of the error: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated"
