@@ -154,6 +154,10 @@ def test_two_loaders_may_read_the_same_data(flow, evaluation, same):
     assert flow(f"{head}return given | dict(evaluation={evaluation}{given})").same_data == same
 
 
+def test_one_list_of_arrays_is_one_data_set(flow):
+    assert flow("return given | dict(batches=(rows := [x.numpy()]), evaluation=rows)").same_data
+
+
 def test_a_metric_may_go_with_a_target_object(flow):
     head = "import pt2qa\nfraction = pt2qa.Target(0.99, of_float=True)\n"
     target = flow(f"{head}return given | dict(metric=len, target=fraction)").target_of(None)

@@ -14,7 +14,7 @@ import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options
 from pt2qa.cli.flow import Flow, measured_on, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_wrote
+from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, say_wrote
 from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError
@@ -89,7 +89,7 @@ def analyze(
     --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the
     diagnosis recommend are -plan.json and -diagnosis-plan.json, for --overrides; -quantizer.py and
     -diagnosis-quantizer.py apply them in any export flow. The diagnosis is printed first, and the
-    command to type next last; --sort is for the layers.
+    command to type next last, on stderr; --sort is for the layers.
 
     Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:
 
@@ -127,6 +127,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
     capture = flow.capture()
     failed: list[Failure] = []
     reasons: list[str] = []
+    steps: list[str] = []
     every: list[Any] = []
     for spec in specs:
         made: dict[str, Any] = {}
@@ -140,8 +141,10 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
-            if step := next_step(made, where, flow, spec, analyses.stem(spec)):
-                click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
+            step, advice = next_step(made, where, flow.batches, spec, analyses.stem(spec))
+            say(*filter(None, [advice]))
+            if step:
+                steps.append(step)
                 every[every.index(made["diagnosis"])] = replace(made["diagnosis"], next_command=step)
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
@@ -157,6 +160,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
         failure.show()
     if failed:
         raise failed[-1]
+    say_next(*steps)
     if reasons:
         raise click.exceptions.Exit(1)
 

@@ -14,6 +14,7 @@ import click
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.exit_codes import INTERRUPTED
+from pt2qa.cli.next_step import following
 from pt2qa.errors import Pt2qaError, ReportError
 
 DEBUG: Final = "pt2qa.debug"
@@ -70,10 +71,16 @@ class Command(click.Command):
                 raise ReportError(f"{option}: would overwrite {path}, {why}; give it another name")
             taken[_real(path)] = f"which {option} writes"
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+        except click.exceptions.Exit as leaving:
+            if leaving.exit_code == 1:  # findings
+                say_next(following(str(self.name), ctx.params))
+            raise
+        say_next(following(str(self.name), ctx.params))
+        return done
 
     def _files(self, ctx: click.Context, types: tuple[type[Any], ...]) -> Iterator[tuple[str, str]]:
         """Options and the files that they name; a pipe or a device can be written to twice."""
@@ -156,6 +163,12 @@ def say(*lines: str) -> None:
     """Says something on stderr, each text as one line."""
     for line in lines:
         click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
+
+
+def say_next(*commands: str) -> None:
+    """Ends what a command prints, on stderr, with what to type next, as it is typed."""
+    if any(commands):
+        click.echo("\n".join(["Next:", *filter(None, commands)]), err=True)
 
 
 def make_folder(folder: Path) -> None:
