@@ -81,6 +81,63 @@ def test_evaluation_batches_go_through_inputs_of_too(flow):
     assert [batch.shape for batch in loaded.evaluation] == [(4, 2), (4, 2)]
 
 
+ROWS = "rows = [dict(input=[i, 1], label=i) for i in range(3)]\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "shapes", "said"),
+    [
+        ("data = torch.utils.data.TensorDataset(x, x[:, 0])\nreturn model, x, torch.utils.data.DataLoader(data, 3)",
+         [(3, 2), (1, 2)], "items hold more than the example inputs; left out: the last value"),
+        ("return model, x, torch.utils.data.TensorDataset(x[:2])", [(1, 2), (1, 2)], "an item is one sample, and runs"),
+        (f"{ROWS}return model, dict(input=x), rows", [(1, 2)] * 3, "left out: label"),
+        (f"{ROWS}return model, dict(input=x), [(row, 1) for row in rows]", [(1, 2)] * 3, "left out: label"),
+        ("return model, x, [x.double().numpy()]", [(4, 2)], ""),
+        ("return model, (x,), [[x.int().numpy(), x, x]]", [(4, 2)], "left out: the last 2 values"),
+    ],
+)  # fmt: skip
+def test_items_are_given_the_form_of_the_example_inputs(flow, capsys, body, shapes, said):
+    batches = [batch["input"] if isinstance(batch, dict) else batch for batch in flow(body).batches]
+    batches = [batch[0] if isinstance(batch, tuple) else batch for batch in batches]
+    assert [tuple(batch.shape) for batch in batches] == shapes
+    assert torch.float64 not in {batch.dtype for batch in batches}
+    err = capsys.readouterr().err
+    assert said in err
+    assert bool(said) == bool(err)
+
+
+def test_pictures_of_bytes_do_not_become_floats_unscaled(flow):
+    (batch,) = flow("import numpy as np\nreturn model, x, [np.full((4, 2), 255, np.uint8)]").batches
+    assert batch.dtype == torch.uint8
+
+
+def test_sizes_that_vary_are_dynamic(flow, capsys):
+    loaded = flow("torch.manual_seed(0)\nreturn given | dict(example_inputs=x[:1], evaluation=[x[:3]])").fitted()
+    assert "batches differ in size (args[0] has 1, 3, 4 in dimension 0): captured with" in capsys.readouterr().err
+    assert loaded.args[0].shape == (4, 2)  # torch.export makes a size of 1 a constant
+    loaded.capture().check_batch((torch.zeros(2, 2),))
+    named = flow("return model, dict(input=x), [dict(input=x), dict(input=x[:2])]").fitted()
+    assert list(named.dynamic_shapes) == ["input"]
+    assert flow("return given").fitted().dynamic_shapes is None
+    assert flow("return given | dict(evaluation=[x[:3]], dynamic_shapes=())").fitted().dynamic_shapes == ()
+
+
+def test_reading_sizes_draws_no_random_numbers(flow):
+    loaded = flow("return model, x, torch.utils.data.DataLoader(x, batch_size=3, shuffle=True)")
+    before = torch.get_rng_state()
+    assert loaded.fitted().sizes is not None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_fixes_its_batch_size_is_named(flow):
+    loaded = flow(
+        "class Fixed(torch.nn.Module):\n    def forward(self, x): return x.reshape(4, 2) + torch.ones(4, 2)\n"
+        "return Fixed().eval(), x, [x, x[:3]]"
+    )
+    with pytest.raises(FlowError, match=r"has 3, 4 in dimension 0.*, and the model computes with one size as a const"):
+        loaded.fitted().capture()
+
+
 @pytest.mark.parametrize(
     ("evaluation", "same"),
     [
@@ -95,6 +152,10 @@ def test_two_loaders_may_read_the_same_data(flow, evaluation, same):
     head = "loader, data, data_2 = torch.utils.data.DataLoader, list(x), list(x)\n"
     given = "" if "given" in evaluation else ", batches=loader(data, shuffle=True)"
     assert flow(f"{head}return given | dict(evaluation={evaluation}{given})").same_data == same
+
+
+def test_one_list_of_arrays_is_one_data_set(flow):
+    assert flow("return given | dict(batches=(rows := [x.numpy()]), evaluation=rows)").same_data
 
 
 def test_a_metric_may_go_with_a_target_object(flow):
@@ -174,6 +235,8 @@ def test_a_metric_may_give_a_tensor_with_a_gradient(flow):
         ("return model, [x], [x]", "example_inputs: got list, expected a tensor, a tuple of positional inputs"),
         ("return model, {1: x}, [x]", "example_inputs: got dict, expected"),
         ("return model, x, x", "batches: got one Tensor, expected several batches; put it in a list"),
+        ("return model, x, x.numpy()", "batches: got one ndarray, expected several batches; put it in a list"),
+        ("return model, x, [(x, 1)], lambda item: item[2]", r"batches: the first item fails: IndexError: tuple index"),
         ("return model, x, {'input': x}", "batches: got one dict, expected several batches; put it in a list"),
         ("return model, x, []", "batches: got an empty list, expected at least one batch"),
         ("return model, x, 3", "batches: got int, expected a list or a DataLoader of batches$"),
@@ -203,9 +266,19 @@ def test_a_flow_that_cannot_be_imported_names_the_line(tmp_path):
     assert "pt2qa_flow_broken_flow" not in sys.modules
 
 
-@pytest.mark.parametrize("where", ["flow.py", "flow.py:", ":flow", "flow.py:a b", "C:\\flow.py"])
-def test_where_must_name_a_file_and_a_function(where):
-    with pytest.raises(FlowError, match=r"expected FLOW\.py:function, for example examples/digits\.py:flow"):
+def test_a_file_alone_stands_for_its_function_flow(tmp_path):
+    file = tmp_path / "demo.py"
+    file.write_text(f"{HEAD}def flow():\n    return given\n", encoding="utf-8")
+    assert len(load_flow(str(file)).batches) == 1
+    with pytest.raises(FlowError, match=r"C:\\flow\.py: no such file; expected a Python file with a function 'flow'"):
+        load_flow("C:\\flow.py")
+
+
+@pytest.mark.parametrize("where", ["flow", "flow.py:", ":flow", "flow.py:a b", "C:\\flow"])
+def test_where_must_name_a_file(where):
+    with pytest.raises(
+        FlowError, match=r"expected FLOW\.py, or FLOW\.py:function, for example examples/digits\.py:flow"
+    ):
         load_flow(where)
 
 

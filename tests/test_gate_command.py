@@ -54,7 +54,7 @@ def test_diff_prints_and_writes_what_changed(run):
     result = run("diff", "old.safetensors", "new.safetensors", *options, "-o", "d.safetensors", "--csv", "d.csv")
     expected = diff(OLD, NEW, by="sqnr", tolerance=0.5)
     assert result.stdout == expected.text(sort="graph", limit=2, width=60) + "\n"
-    assert result.stderr == "wrote d.csv\nwrote d.safetensors\n"
+    assert result.stderr.startswith("wrote d.csv\nwrote d.safetensors\nNext:\npt2qa ")
     assert load("d.safetensors") == expected
     assert Path("d.csv").read_text(encoding="utf-8") == expected.csv(extended=True)
     assert run("diff", "old.safetensors", "new.safetensors", "--csv", "-").stdout == diff(OLD, NEW).csv(extended=True)
@@ -78,7 +78,7 @@ def test_gate_writes_junit_and_annotations(run):
     expected = gate(NEW, baseline=OLD, max_drop=1.0)
     assert result.exit_code == 1
     assert result.stdout == f"{expected.text(width=100)}\n{expected.github()}\n"
-    assert result.stderr == "wrote gate.xml\n"
+    assert result.stderr.startswith("wrote gate.xml\nNext:\npt2qa ")
     assert Path("gate.xml").read_text(encoding="utf-8") == expected.junit()
     assert ElementTree.parse("gate.xml").getroot().attrib["failures"] == "2"
     passed = run("gate", "old.safetensors", *compare, "--github")

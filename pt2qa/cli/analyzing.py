@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import floor, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ import click
 import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options
-from pt2qa.cli.flow import Flow, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, make_folder, measured_on, plan_in, say, say_wrote
+from pt2qa.cli.flow import Flow, measured_on, own_part
+from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, say_wrote
+from pt2qa.cli.next_step import next_step
 from pt2qa.cli.printing import Printing, prints_reports
-from pt2qa.errors import Pt2qaError, ReportError
+from pt2qa.errors import Pt2qaError
 
 
 @main.command()
@@ -80,22 +79,22 @@ def analyze(
       dynamic_shapes  as for torch.export
 
     \b
-      pt2qa analyze flow.py:flow -o reports
-      pt2qa analyze flow.py:flow -q x86 -q xnnpack:per_channel=false -o reports
-      pt2qa analyze flow.py:flow -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
-      pt2qa analyze flow.py:flow -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
+      pt2qa analyze flow.py -o reports
+      pt2qa analyze flow.py -q x86 -q xnnpack:per_channel=false -o reports
+      pt2qa analyze flow.py -q xnnpack -o reports --bad-cases 5 --sensitivity --target 'sqnr>=30'
+      pt2qa analyze flow.py -q xnnpack -o after --overrides reports/xnnpack-diagnosis-plan.json
 
     For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -error-budget if the diagnosis took
     one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
     --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the
     diagnosis recommend are -plan.json and -diagnosis-plan.json, for --overrides; -quantizer.py and
     -diagnosis-quantizer.py apply them in any export flow. The diagnosis is printed first, and the
-    command to type next last; --sort is for the layers.
+    command to type next last, on stderr; --sort is for the layers.
 
     Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:
 
     \b
-      torchrun --nproc-per-node 4 -m pt2qa analyze flow.py:flow -q xnnpack -o reports
+      torchrun --nproc-per-node 4 -m pt2qa analyze flow.py -q xnnpack -o reports
 
     If a target is not met, the best configuration found is written, stderr says so, and the exit code is 1. It is also
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of
@@ -128,6 +127,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
     capture = flow.capture()
     failed: list[Failure] = []
     reasons: list[str] = []
+    steps: list[str] = []
     every: list[Any] = []
     for spec in specs:
         made: dict[str, Any] = {}
@@ -141,8 +141,10 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
-            if step := _next_step(made, where, flow, spec, analyses.stem(spec)):
-                click.echo(f"Next: {step}" + ("\n" if spec != specs[-1] else ""))
+            step, advice = next_step(made, where, flow.batches, spec, analyses.stem(spec))
+            say(*filter(None, [advice]))
+            if step:
+                steps.append(step)
                 every[every.index(made["diagnosis"])] = replace(made["diagnosis"], next_command=step)
         except Pt2qaError as error:
             debug = click.get_current_context().meta[DEBUG]
@@ -158,6 +160,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
         failure.show()
     if failed:
         raise failed[-1]
+    say_next(*steps)
     if reasons:
         raise click.exceptions.Exit(1)
 
@@ -169,38 +172,6 @@ def unusable(report: Any) -> list[str]:
     found = report.set_apart
     nothing_left = found and len(found) == report.batches
     return about_faults(found, report.batches)[:1] if failures(found) or nothing_left else []
-
-
-def _next_step(made: Mapping[str, Any], where: str, flow: Flow, spec: str, stem: Path) -> str:
-    """The command that follows from the reports of one quantizer, or a sentence; empty without a diagnosis."""
-    if "diagnosis" not in made:
-        return ""
-    diagnosis, searched = made["diagnosis"], made.get("reconfiguration")
-    if searched is not None and searched.plan.edits:
-        return _again(where, spec, stem, f"{stem}-plan.json")
-    try:
-        recipe = diagnosis.pair.recipe
-    except ReportError:  # no remedy is for the quantizer or its data
-        if diagnosis.search_target is not None:
-            target = ("--target", f"{diagnosis.search_target:g}")
-            return shlex.join(["pt2qa", "analyze", where, "-q", spec, *target, "-o", f"{stem.parent}-next"])
-        if diagnosis.next_command or not isfinite(diagnosis.sqnr):
-            return str(diagnosis.next_command)
-        return shlex.join(
-            ["pt2qa", "gate", f"{stem}-layers.safetensors", "--require", f"sqnr>={floor(diagnosis.sqnr)}"]
-        )
-    from pt2qa.plugins import describe
-
-    plan = f"{stem}-diagnosis-plan.json" if diagnosis.plan_json else None
-    command = _again(where, describe(recipe.plugin), stem, plan)
-    if recipe.data is not None and recipe.data.batches is flow.batches:
-        return command
-    return f"add data like the evaluation data to the batches of {where}, then {command}"
-
-
-def _again(where: str, spec: str, stem: Path, plan: str | None) -> str:
-    overrides = () if plan is None else ("--overrides", plan)
-    return shlex.join(["pt2qa", "analyze", where, "-q", spec, *overrides, "-o", f"{stem.parent}-next"])
 
 
 @dataclass(frozen=True)

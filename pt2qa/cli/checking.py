@@ -12,8 +12,8 @@ import pt2qa
 from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
 from pt2qa.cli import options
-from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import OutputFile, main, measured_on, say, say_wrote
+from pt2qa.cli.flow import load_flow, measured_on
+from pt2qa.cli.group import OutputFile, main, say, say_wrote
 from pt2qa.errors import Pt2qaError
 
 
@@ -64,14 +64,14 @@ def check(
 ) -> None:
     """Find problems before you quantize a model, and how to fix them.
 
-    FLOW.py:function is the same as for analyze. Without -q, only the model is checked; with -q, also what the quantizer
+    FLOW.py is the same as for analyze. Without -q, only the model is checked; with -q, also what the quantizer
     annotates, which takes seconds; with --calibrate, also scales, weights and values on the evaluation batches.
 
     \b
-      pt2qa check flow.py:flow
-      pt2qa check flow.py:flow -q xnnpack --text model_check_result.txt
-      pt2qa check flow.py:flow -q x86 --calibrate --cpu no-vnni --fail-on warning -o findings.safetensors
-      pt2qa check flow.py:flow -q xnnpack --silence 'fixed-batch' --silence 'unfused-pair:features.*'
+      pt2qa check flow.py
+      pt2qa check flow.py -q xnnpack --text model_check_result.txt
+      pt2qa check flow.py -q x86 --calibrate --cpu no-vnni --fail-on warning -o findings.safetensors
+      pt2qa check flow.py -q xnnpack --silence 'fixed-batch' --silence 'unfused-pair:features.*'
 
     The exit code is 1 if there are findings to fail on, 2 if the command line is wrong, otherwise 0.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
@@ -84,7 +84,7 @@ def check(
         raise click.UsageError("--calibrate needs a quantizer: -q")
     if spec is not None:
         resolve(spec)
-    loaded = load_flow(flow)
+    loaded = load_flow(flow).fitted() if calibrate else load_flow(flow)
     asked: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
     shapes = {"dynamic_shapes": loaded.dynamic_shapes}
     findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **asked)

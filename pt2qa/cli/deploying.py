@@ -11,8 +11,8 @@ import click
 import pt2qa
 from pt2qa.cli import options
 from pt2qa.cli.analyzing import unusable
-from pt2qa.cli.flow import load_flow
-from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, measured_on, say, say_wrote
+from pt2qa.cli.flow import load_flow, measured_on
+from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, say, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 
 
@@ -45,15 +45,15 @@ def deploy(
 ) -> None:
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
 
-    FLOW.py:function is the same as for analyze; its evaluation batches are run, if it has any. The report says
+    FLOW.py is the same as for analyze; its evaluation batches are run, if it has any. The report says
     which stage adds the output's error (eager, capture, prepared, converted, deployed), and which kernels differ from
     the converted graph.
 
     \b
-      pt2qa deploy flow.py:flow -q xnnpack -o deploy
-      pt2qa deploy flow.py:flow -q x86 --backend x86:isa=avx2 -o deploy
-      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed model.pte
-      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed outputs.safetensors
+      pt2qa deploy flow.py -q xnnpack -o deploy
+      pt2qa deploy flow.py -q x86 --backend x86:isa=avx2 -o deploy
+      pt2qa deploy flow.py -q xnnpack -o deploy --deployed model.pte
+      pt2qa deploy flow.py -q xnnpack -o deploy --deployed outputs.safetensors
       pt2qa gate deploy/deployed.safetensors --require 'sqnr>=30' --require 'suspect_values<=0'
 
     The report is DIR/deployed.safetensors. A second run reuses DIR/program, or replaces it if the converted graph or a
@@ -66,7 +66,7 @@ def deploy(
     if deployed is not None and program is not None:
         raise click.UsageError("give --deployed, a program made elsewhere, or --program, one of pt2qa, not both")
     make_folder(folder)
-    given = load_flow(flow)
+    given = load_flow(flow).fitted()
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
     own = deployed is None and program is None and backend_for(pair, backend).saves
     compare = functools.partial(
@@ -98,17 +98,17 @@ def deploy(
 def record_inputs(flow: str, file: Path) -> None:
     """Write the inputs that a device must run, for a backend that cannot run here.
 
-    FLOW.py:function is the same as for analyze; its evaluation batches are written, if it has any, as pt2qa deploy runs
+    FLOW.py is the same as for analyze; its evaluation batches are written, if it has any, as pt2qa deploy runs
     them. The file has the tensors batch0.input0, batch0.input1 ...; its metadata
     entry pt2qa, in JSON, has their names, and those of the outputs to write. Run the model on the device, write
     batch0.output0, batch0.output1 ... to a safetensors file, if possible with the same metadata, and compare:
 
     \b
-      pt2qa record-inputs flow.py:flow -o inputs.safetensors
-      pt2qa deploy flow.py:flow -q xnnpack -o deploy --deployed outputs.safetensors
+      pt2qa record-inputs flow.py -o inputs.safetensors
+      pt2qa deploy flow.py -q xnnpack -o deploy --deployed outputs.safetensors
 
     help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    given = load_flow(flow)
+    given = load_flow(flow).fitted()
     pt2qa.record_inputs(given.capture(), given.evaluation, file)
     say_wrote(file)

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +20,9 @@ from typing import Any, Final
 
 import pt2qa
 from pt2qa._near_names import question
-from pt2qa.errors import FlowError, SelectionError
+from pt2qa.cli.batches import Fit, Inputs, Part, Sizes, sizes_of
+from pt2qa.cli.group import say
+from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
 OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target")
@@ -31,7 +34,8 @@ class Flow:
 
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
     read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
-    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.
+    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``sizes`` are those
+    that vary without ``dynamic_shapes`` of the function.
     """
 
     model: Any
@@ -43,6 +47,7 @@ class Flow:
     metric: Callable[[Any], float] | None = None
     target: Any = None
     mask: str | Callable[[Any], Any] | None = None
+    sizes: Sizes | None = None
 
     @property
     def same_data(self) -> bool:
@@ -57,49 +62,29 @@ class Flow:
         wanted: Any = self.target if text is None else _number(text)
         return None if wanted is None else _target(wanted, self.metric)
 
+    def fitted(self) -> Flow:
+        """The flow with dimensions dynamic in which its batches differ, which it says; it reads all batches once."""
+        loaders = (self.batches,) if self.evaluation is self.batches else (self.batches, self.evaluation)
+        found = sizes_of(self.args, self.kwargs, loaders) if self.dynamic_shapes is None else None
+        if found is None:
+            return self
+        say(f"batches differ in size ({found}): captured with dynamic_shapes for these dimensions")
+        args, kwargs = found.example
+        return replace(self, args=args, kwargs=kwargs, dynamic_shapes=found.dynamic_shapes(), sizes=found)
+
     def capture(self) -> Any:
         """The model's :class:`pt2qa.Capture`."""
-        return pt2qa.capture(self.model, self.args, self.kwargs, dynamic_shapes=self.dynamic_shapes)
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """The model's inputs in a loader's items; can be read again and again.
-
-    >>> list(Inputs([("image", 3), ("picture", 5)], lambda item: item[0]))
-    ['image', 'picture']
-    """
-
-    loader: Iterable[Any]
-    inputs_of: Callable[[Any], Any]
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.inputs_of, self.loader)
-
-    def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # TypeError if the loader has no length, as with len()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of batches that can be read again and again: as many as the other parts have, or one fewer.
-
-    >>> [list(Part("abcde", part, 2)) for part in range(2)]
-    [['a', 'b'], ['c', 'd', 'e']]
-    """
-
-    loader: Iterable[Any]
-    part: int
-    parts: int
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            count = len(self.loader)  # type: ignore[arg-type]
-        except TypeError:
-            count = sum(1 for _ in self.loader)
-        return itertools.islice(
-            iter(self.loader), count * self.part // self.parts, count * (self.part + 1) // self.parts
-        )
+        capture = pt2qa.capture(self.model, self.args, self.kwargs, dynamic_shapes=self.dynamic_shapes)
+        if self.sizes is not None:
+            try:
+                capture.check_batch(*self.sizes.other)
+            except BatchError as error:
+                raise FlowError(
+                    f"batches differ in size ({self.sizes}), and the model computes with one size as a constant: give "
+                    "all batches one size, as with drop_last=True in a DataLoader, or take sizes from the input's "
+                    "shape in forward"
+                ) from error
+        return capture
 
 
 def part_of(flow: Flow, part: int, parts: int) -> Flow:
@@ -110,12 +95,13 @@ def part_of(flow: Flow, part: int, parts: int) -> Flow:
 
 
 def load_flow(where: str) -> Flow:
-    """Run the function that ``FLOW.py:function`` names and check what it returns.
+    """Run the function that ``FLOW.py:function`` names, or ``flow`` without one, and check what it returns.
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
     fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``).
-    ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs.
+    ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs; items of the batches are
+    given their form, see :class:`pt2qa.cli.batches.Fit`.
     """
     path, name = _split(where)
     function = _function(_module(path), path, name)
@@ -131,9 +117,14 @@ def load_flow(where: str) -> Flow:
         raise FlowError(
             f"{where}: inputs_of: got {_kind(inputs_of)}, expected a function from a loader's item to a batch"
         )
-    batches = _batches(values["batches"], f"{where}: batches", inputs_of)
+    fit = Fit(args, kwargs)
+    batches = _batches(values["batches"], f"{where}: batches", inputs_of, fit)
     given = values.get("evaluation")
-    evaluation = batches if given is None else _batches(given, f"{where}: evaluation", inputs_of)
+    evaluation = (
+        batches
+        if given is None or given is values["batches"]
+        else _batches(given, f"{where}: evaluation", inputs_of, fit)
+    )
     metric, target = values.get("metric"), values.get("target")
     if metric is not None and (not callable(metric) or isinstance(metric, type)):
         raise FlowError(f"{where}: metric: got {_kind(metric)}, expected a function from a model to a number")
@@ -156,7 +147,7 @@ def load_flow(where: str) -> Flow:
 def own_part(where: str) -> Iterator[tuple[Flow, bool]]:
     """A flow with this process's part of its data, and whether this is the process that prints and writes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
-        yield load_flow(where), True
+        yield load_flow(where).fitted(), True
         return
     import torch
     import torch.distributed as dist
@@ -176,9 +167,19 @@ def own_part(where: str) -> Iterator[tuple[Flow, bool]]:
                 nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
                 stack.enter_context(redirect_stdout(nowhere))
                 stack.enter_context(redirect_stderr(nowhere))
-            yield part_of(load_flow(where), ranks.rank, ranks.size), ranks.rank == 0
+            yield part_of(load_flow(where).fitted(), ranks.rank, ranks.size), ranks.rank == 0
     finally:
         dist.destroy_process_group()
+
+
+def measured_on(flow: Flow) -> Any:
+    """What a quantized model is measured on; says so if that is what it was calibrated on."""
+    if flow.same_data:
+        say(
+            "calibration and measurement use the same data, which hides errors on other data; "
+            "return evaluation=, other batches, from the flow function"
+        )
+    return flow.evaluation
 
 
 def _number(text: str) -> float | str:
@@ -205,10 +206,16 @@ def _data(batches: Any) -> Any:
     return getattr(batches, "dataset", batches)
 
 
+def file_of(where: str) -> str:
+    """The file in ``FLOW.py:function``, or in ``FLOW.py``."""
+    return re.sub(r"(?<=.):\w*\Z", "", where)
+
+
 def _split(where: str) -> tuple[Path, str]:
-    path, _, name = where.rpartition(":")
-    if not path or not name.isidentifier():
-        raise FlowError(f"got {where!r}, expected FLOW.py:function, for example examples/digits.py:flow")
+    path = file_of(where)
+    name = where[len(path) + 1 :] if len(path) < len(where) else "flow"
+    if (not path.endswith(".py") and not Path(path).is_file()) or not name.isidentifier():
+        raise FlowError(f"got {where!r}, expected FLOW.py, or FLOW.py:function, for example examples/digits.py:flow")
     if not Path(path).is_file():
         raise FlowError(f"{path}: no such file; expected a Python file with a function {name!r}")
     return Path(path).resolve(), name
@@ -283,12 +290,13 @@ def _example_inputs(inputs: Any, where: str) -> tuple[tuple[Any, ...], dict[str,
     )
 
 
-def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None) -> Iterable[Any]:
+def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None, fit: Fit) -> Iterable[Any]:
+    import numpy as np
     import torch
 
-    if isinstance(batches, torch.Tensor | Mapping | str | bytes):
+    if isinstance(batches, torch.Tensor | np.ndarray | Mapping | str | bytes):
         raise FlowError(f"{where}: got one {_kind(batches)}, expected several batches; put it in a list")
-    if not isinstance(batches, Iterable):
+    if not isinstance(batches, Iterable) and not (hasattr(batches, "__getitem__") and hasattr(batches, "__len__")):
         hint = "; call it" if callable(batches) else ""
         raise FlowError(f"{where}: got {_kind(batches)}, expected a list or a DataLoader of batches{hint}")
     if isinstance(batches, Iterator):
@@ -299,7 +307,18 @@ def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None) -
     # A DataLoader over an IterableDataset has __len__, but no length.
     if length_hint(batches, 1) == 0:
         raise FlowError(f"{where}: got an empty {_kind(batches)}, expected at least one batch")
-    return batches if inputs_of is None else Inputs(batches, inputs_of)
+    given = Inputs(batches, inputs_of or (lambda item: item))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first = list(itertools.islice(given, 1))
+    except Exception as error:
+        raise FlowError(f"{where}: the first item fails: {_kind(error)}: {error}") from error
+    say(*(f"{where}: {line}" for item in first for line in fit.said_of(item)))
+    if all(fit(item) is item for item in first):
+        return batches if inputs_of is None else Inputs(batches, inputs_of)
+    if isinstance(batches, list | tuple):  # held in memory, as analyses can tell
+        return [fit(item) for item in given]
+    return Inputs(batches, lambda item: fit(given.inputs_of(item)))
 
 
 def _kind(value: Any) -> str:

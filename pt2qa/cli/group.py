@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli.exit_codes import INTERRUPTED
+from pt2qa.cli.next_step import following
 from pt2qa.errors import Pt2qaError, ReportError
-
-if TYPE_CHECKING:
-    from pt2qa.cli.flow import Flow
 
 DEBUG: Final = "pt2qa.debug"
 
@@ -52,7 +51,7 @@ class OutputFile(click.Path):
 
 
 class FlowFile(click.ParamType[str]):
-    """``FLOW.py:function``, whose file a command reads."""
+    """``FLOW.py`` or ``FLOW.py:function``, whose file a command reads."""
 
     name = "flow"
 
@@ -72,10 +71,16 @@ class Command(click.Command):
                 raise ReportError(f"{option}: would overwrite {path}, {why}; give it another name")
             taken[_real(path)] = f"which {option} writes"
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+        except click.exceptions.Exit as leaving:
+            if leaving.exit_code == 1:  # findings
+                say_next(following(str(self.name), ctx.params))
+            raise
+        say_next(following(str(self.name), ctx.params))
+        return done
 
     def _files(self, ctx: click.Context, types: tuple[type[Any], ...]) -> Iterator[tuple[str, str]]:
         """Options and the files that they name; a pipe or a device can be written to twice."""
@@ -84,7 +89,7 @@ class Command(click.Command):
                 continue
             given = ctx.params.get(parameter.name or "")
             for value in given if isinstance(given, tuple) else (given,):
-                text = str(value).rpartition(":")[0] if isinstance(parameter.type, FlowFile) else str(value)
+                text = re.sub(r":\w*\Z", "", str(value)) if isinstance(parameter.type, FlowFile) else str(value)
                 if value not in (None, "-") and (os.path.isfile(text) or not os.path.exists(text)):
                     yield parameter.opts[0], text
 
@@ -160,6 +165,12 @@ def say(*lines: str) -> None:
         click.echo(f"pt2qa: {' '.join(line.split())}", err=True)
 
 
+def say_next(*commands: str) -> None:
+    """Ends what a command prints, on stderr, with what to type next, as it is typed."""
+    if any(commands):
+        click.echo("\n".join(["Next:", *filter(None, commands)]), err=True)
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder to write to, if it is missing."""
     try:
@@ -178,16 +189,6 @@ def plan_in(file: Path | None) -> Any:
 def say_wrote(path: str | Path | None) -> None:
     """Names a file that was written, on stderr: stdout is the report's."""
     click.echo(f"wrote {path}", err=True)
-
-
-def measured_on(flow: Flow) -> Any:
-    """What a quantized model is measured on; says so if that is what it was calibrated on."""
-    if flow.same_data:
-        say(
-            "calibration and measurement use the same data, which hides errors on other data; "
-            "return evaluation=, other batches, from the flow function"
-        )
-    return flow.evaluation
 
 
 @click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -209,7 +210,7 @@ def main() -> None:
 
     \b
       pt2qa quantizers
-      pt2qa analyze flow.py:flow -q xnnpack -o reports
+      pt2qa analyze flow.py -q xnnpack -o reports
       pt2qa show reports/xnnpack-layers.safetensors --sort graph
 
     SQNR, in dB, is the power of the signal over that of the error: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated"

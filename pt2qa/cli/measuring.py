@@ -10,8 +10,8 @@ import click
 
 import pt2qa
 from pt2qa.cli import options
-from pt2qa.cli.flow import load_flow, own_part
-from pt2qa.cli.group import InputFile, OutputFile, main, measured_on, plan_in, say, say_wrote
+from pt2qa.cli.flow import load_flow, measured_on, own_part
+from pt2qa.cli.group import InputFile, OutputFile, main, plan_in, say, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import FlowError, ReportError
 
@@ -51,9 +51,9 @@ def profile(
     evaluation batches are measured, if it has any, else those that calibrate.
 
     \b
-      pt2qa profile flow.py:flow
-      pt2qa profile flow.py:flow -q xnnpack --side quantized -o quantized.safetensors
-      pt2qa profile flow.py:flow -q xnnpack --side deployed --program lowered -o deployed.safetensors
+      pt2qa profile flow.py
+      pt2qa profile flow.py -q xnnpack --side quantized -o quantized.safetensors
+      pt2qa profile flow.py -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     if side is not None and spec is None:
         raise click.UsageError("--side needs a quantized model: give -q")
@@ -113,14 +113,14 @@ def repair(
     that it was not fitted to is not applied.
 
     \b
-      pt2qa repair flow.py:flow -q xnnpack
-      pt2qa repair flow.py:flow -q xnnpack --plan plan.json --code quantizer.py
-      pt2qa analyze flow.py:flow -q xnnpack --overrides plan.json -o reports
+      pt2qa repair flow.py -q xnnpack
+      pt2qa repair flow.py -q xnnpack --plan plan.json --code quantizer.py
+      pt2qa analyze flow.py -q xnnpack --overrides plan.json -o reports
 
     The exit code is 1 if nothing helps; the notes say why.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     before = plan_in(overrides)
-    given = load_flow(flow)
+    given = load_flow(flow).fitted()
     pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
     report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
     if plan is not None:
@@ -147,8 +147,8 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
     no candidate has an SQNR, for example on data that is not finite.
 
     \b
-      pt2qa compare flow.py:flow
-      pt2qa compare flow.py:flow -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
+      pt2qa compare flow.py
+      pt2qa compare flow.py -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     with own_part(flow) as (given, writes):
         report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), mask=given.mask)
@@ -205,9 +205,9 @@ def sensitivity(
     calibrate.
 
     
-      pt2qa sensitivity flow.py:flow -q xnnpack
-      pt2qa sensitivity flow.py:flow -q xnnpack --method exact --metric kl --group module
-      pt2qa sensitivity flow.py:flow -q xnnpack -o sensitivity.safetensors
+      pt2qa sensitivity flow.py -q xnnpack
+      pt2qa sensitivity flow.py -q xnnpack --method exact --metric kl --group module
+      pt2qa sensitivity flow.py -q xnnpack -o sensitivity.safetensors
 
     After Ctrl-C, exit code 130, the report covers what was finished, and --resume goes on from it.
     """
@@ -244,8 +244,8 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Pri
     evaluation batches are run, if it has any. To fail a build if the graphs differ, give the report to pt2qa gate.
 
     \b
-      pt2qa compare-graphs converted.pt2 loaded.pt2 flow.py:flow
-      pt2qa compare-graphs old-torch.pt2 new-torch.pt2 flow.py:flow -o graphs.safetensors
+      pt2qa compare-graphs converted.pt2 loaded.pt2 flow.py
+      pt2qa compare-graphs old-torch.pt2 new-torch.pt2 flow.py -o graphs.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     one, other = _exported(a), _exported(b)
     given = load_flow(flow)

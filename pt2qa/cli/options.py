@@ -70,4 +70,4 @@ overrides = click.option(
     type=InputFile(path_type=Path),
     help="Quantize with the edits of this plan, which an earlier analyze wrote.",
 )
-flow = click.argument("flow", metavar="FLOW.py:function", type=FlowFile())
+flow = click.argument("flow", metavar="FLOW.py[:function]", type=FlowFile())

@@ -138,7 +138,15 @@ def keep_freed_memory() -> None:
 
 def _commands() -> Any:
     # They import what they need when they run: ``pt2qa show`` must not wait for torch.
-    from pt2qa.cli import analyzing, checking, deploying, measuring, quantizers, reading  # noqa: F401 - each adds its commands
+    from pt2qa.cli import (  # noqa: F401 - each adds its commands
+        analyzing,
+        checking,
+        deploying,
+        measuring,
+        quantizers,
+        reading,
+        starting,
+    )
     from pt2qa.cli.group import main
 
     return main

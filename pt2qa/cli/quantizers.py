@@ -35,7 +35,7 @@ def quantizers(chosen: str | None, width: int | None) -> None:
 
     \b
     An option follows the name, in analyze's -q and in pt2qa.quantize:
-      pt2qa analyze flow.py:flow -q xnnpack:per_channel=false -o reports
+      pt2qa analyze flow.py -q xnnpack:per_channel=false -o reports
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from tabulate import tabulate
 
@@ -100,14 +100,14 @@ def list_annotations(
     many ops of each type are quantized, and the calls of each module.
 
     \b
-      pt2qa annotations flow.py:flow -q xnnpack
-      pt2qa annotations flow.py:flow -q x86 --calibrate --limit 0 -o annotations.safetensors
-      pt2qa annotations flow.py:flow -q xnnpack --overrides reports/xnnpack-plan.json
+      pt2qa annotations flow.py -q xnnpack
+      pt2qa annotations flow.py -q x86 --calibrate --limit 0 -o annotations.safetensors
+      pt2qa annotations flow.py -q xnnpack --overrides reports/xnnpack-plan.json
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     if qat and calibrate:
         raise click.UsageError("--calibrate quantizes without training: leave out --qat")
     plan = plan_in(overrides)
-    given = load_flow(flow)
+    given = load_flow(flow).fitted() if calibrate else load_flow(flow)
     capture = given.capture()
     if calibrate:
         report = pt2qa.annotations(pt2qa.quantize(capture, spec, given.batches, overrides=plan))

@@ -1,0 +1,87 @@
+"""What to type next: after an analysis, by what it found; after the other commands, by what they were given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from math import floor, isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from pt2qa.errors import ReportError
+
+_NEXT: Final[dict[str, tuple[str, ...]]] = {
+    "annotations": ("pt2qa check {flow} -q {spec} --calibrate",),
+    "check": ("pt2qa analyze {flow} -q {specs} -o reports", "pt2qa analyze {flow} -o reports"),
+    "compare": ("pt2qa html {file} -o report.html", "pt2qa analyze {flow} -o reports"),
+    "compare-graphs": (
+        "pt2qa gate {file} --require 'sqnr>=60'",
+        "pt2qa compare-graphs {a} {b} {flow} -o graphs.safetensors",
+    ),
+    "conformance": ("pt2qa show {file} --limit 0", "pt2qa conformance {quantizer} -o conformance.safetensors"),
+    "deploy": ("pt2qa gate {folder}/deployed.safetensors --require 'suspect_values<=0'",),
+    "diff": ("pt2qa gate {new} --baseline {old} --max-drop 1",),
+    "gate": ("pt2qa show {report}",),
+    "html": ("python -m webbrowser -t {file}",),
+    "init": ("pt2qa analyze {file} -o reports",),
+    "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),
+    "profile": ("pt2qa analyze {flow} -q {spec} -o reports", "pt2qa analyze {flow} -o reports"),
+    "quantizers": ("pt2qa analyze flow.py -o reports",),
+    "record-inputs": ("pt2qa deploy {flow} -q xnnpack -o deploy --deployed outputs.safetensors",),
+    "repair": (
+        "pt2qa analyze {flow} -q {spec} --overrides {plan} -o reports",
+        "pt2qa repair {flow} -q {spec} --plan plan.json",
+    ),
+    "sensitivity": ("pt2qa repair {flow} -q {spec} --plan plan.json",),
+    "show": ("pt2qa html {report} -o report.html",),
+}
+"""By command, what follows: the first of which all parts were given."""
+
+
+def following(command: str, given: Mapping[str, Any]) -> str:
+    """What to type after a command with these arguments; empty where the command says so itself.
+
+    >>> following("diff", {"old": "main.safetensors", "new": "a b.safetensors"})
+    "pt2qa gate 'a b.safetensors' --baseline main.safetensors --max-drop 1"
+    """
+    lists = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items() if value}
+    texts = {name: shlex.join(map(str, value)) for name, value in lists.items()}
+    for each in _NEXT.get(command, ()):
+        try:
+            return each.format_map(texts)
+        except KeyError:
+            continue  # one of its parts was not given
+    return ""
+
+
+def next_step(made: Mapping[str, Any], where: str, batches: Any, spec: str, stem: Path) -> tuple[str, str]:
+    """The command that follows from the reports of one quantizer, and what to do before; empty without a diagnosis.
+
+    ``batches`` are those that calibrate, in the flow ``where``.
+    """
+    if "diagnosis" not in made:
+        return "", ""
+    diagnosis, searched = made["diagnosis"], made.get("reconfiguration")
+    if searched is not None and searched.plan.edits:
+        return _again(where, spec, stem, f"{stem}-plan.json"), ""
+    try:
+        recipe = diagnosis.pair.recipe
+    except ReportError:  # no remedy is for the quantizer or its data
+        if diagnosis.search_target is not None:
+            target = ("--target", f"{diagnosis.search_target:g}")
+            return shlex.join(["pt2qa", "analyze", where, "-q", spec, *target, "-o", f"{stem.parent}-next"]), ""
+        if diagnosis.next_command or not isfinite(diagnosis.sqnr):
+            return _again(where, spec, stem, None), str(diagnosis.next_command)
+        gate = ["pt2qa", "gate", f"{stem}-layers.safetensors", "--require", f"sqnr>={floor(diagnosis.sqnr)}"]
+        return shlex.join(gate), ""
+    from pt2qa.plugins import describe
+
+    plan = f"{stem}-diagnosis-plan.json" if diagnosis.plan_json else None
+    command = _again(where, describe(recipe.plugin), stem, plan)
+    same = recipe.data is not None and recipe.data.batches is batches
+    return command, "" if same else f"add data like the evaluation data to the batches of {where}"
+
+
+def _again(where: str, spec: str, stem: Path, plan: str | None) -> str:
+    overrides = () if plan is None else ("--overrides", plan)
+    return shlex.join(["pt2qa", "analyze", where, "-q", spec, *overrides, "-o", f"{stem.parent}-next"])

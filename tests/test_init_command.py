@@ -1,0 +1,141 @@
+"""``pt2qa init`` writes a flow file that works, and asks for what it cannot see."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from pt2qa.cli import main
+from pt2qa.cli.flow import load_flow
+
+NET = """
+import torch
+from torch import nn
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.linear(x)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+    def forward(self, x):
+        return self.part(x)
+class Named(torch.utils.data.Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, at): return {"x": torch.full((4,), float(at)), "label": at % 3}
+named = Named()
+def loader():
+    data = torch.utils.data.TensorDataset(torch.rand(40, 4), torch.arange(40) % 3)
+    return torch.utils.data.DataLoader(data, batch_size=8)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    Path("own_net.py").write_text(NET, encoding="utf-8")
+    yield lambda *args, **given: CliRunner().invoke(main, ["init", *args], prog_name="pt2qa", **given)
+    sys.modules.pop("own_net", None)
+
+
+def test_arrays_with_labels_are_split_and_give_an_accuracy(run: Callable[..., Any]) -> None:
+    x, y = np.random.default_rng(0).random((40, 4), np.float32), np.arange(40) % 3
+    np.savez("data.npz", y=y, x=x)
+    result = run("own_net.py", "--data", "data.npz")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[-2:] == ["Next:", "pt2qa analyze flow.py -o reports"]
+    flow = load_flow("flow.py")
+    assert flow.args[0].shape == (20, 4)
+    measured, calibrating = (torch.cat(list(part)) for part in (flow.evaluation, flow.batches))
+    assert torch.equal(torch.cat([measured, calibrating]).sort(0).values, torch.from_numpy(x).sort(0).values)
+    right = np.mean(
+        [int(flow.model(torch.from_numpy(x[i])).argmax()) == y[i] for i in range(40) if x[i] in measured.numpy()]
+    )
+    assert flow.metric is not None
+    assert flow.metric(flow.model) == pytest.approx(100 * right)
+    assert f"Accuracy of the float model: {100 * right:.2f} %" in result.stdout
+
+
+@pytest.mark.parametrize(("source", "form"), [("own_net.py:named", dict), ("own_net.py:loader", tuple)])
+def test_datasets_and_loaders_of_a_file_are_data(run: Callable[..., Any], source: str, form: type) -> None:
+    assert run("own_net.py:Net", "--data", source, "-o", "other.py").exit_code == 0
+    flow = load_flow("other.py")
+    assert flow.metric is not None
+    assert 0 <= flow.metric(flow.model) <= 100
+    assert bool(flow.kwargs) == (form is dict)
+
+
+def test_weights_need_a_class_and_may_be_nested(run: Callable[..., Any]) -> None:
+    sys.path.insert(0, ".")
+    weights = {f"part.linear.{name}": torch.ones(size) for name, size in (("weight", (3, 4)), ("bias", (3,)))}
+    torch.save({"epoch": 3, "state_dict": weights}, "net.pt")
+    assert (
+        "pt2qa: cannot see which class the weights in net.pt are for, as FILE.py:CLASS: give --model"
+        in run("net.pt").stderr
+    )
+    assert run("net.pt", "--model", "own_net:Net").exit_code == 0
+    assert all(torch.equal(value, weights[name]) for name, value in load_flow("flow.py").model.state_dict().items())
+
+
+def test_without_data_the_inputs_are_random_which_is_said(run: Callable[..., Any]) -> None:
+    result = run("own_net.py")
+    assert "flow.py has random numbers as data" in result.stderr
+    assert "own_net.py has the weights that it starts with" in result.stderr
+    flow = load_flow("flow.py")
+    assert (flow.args[0].shape, flow.metric) == ((32, 4), None)
+    first = flow.model.state_dict()["part.linear.weight"]
+    assert torch.equal(load_flow("flow.py").model.state_dict()["part.linear.weight"], first)
+
+
+def test_a_file_is_not_overwritten_without_being_told(run: Callable[..., Any]) -> None:
+    Path("flow.py").write_text("mine", encoding="utf-8")
+    result = run("own_net.py")
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        2, ["pt2qa: flow.py exists: give --force to replace it, or another name with -o"],
+    )  # fmt: skip
+    assert Path("flow.py").read_text(encoding="utf-8") == "mine"
+    assert run("own_net.py", "--force").exit_code == 0
+
+
+def test_what_cannot_be_seen_is_an_option(run: Callable[..., Any]) -> None:
+    Path("two.py").write_text("from torch import nn\na, b = nn.ReLU(), nn.Tanh()\n", encoding="utf-8")
+    assert "cannot see which name in two.py is the model (it has a, b): give two.py:NAME" in run("two.py").stderr
+    assert "cannot see the size of one input of ReLU, as 3x224x224: give --input" in run("two.py:a").stderr
+    assert run("two.py:a", "--input", "3x5").exit_code == 0
+    assert load_flow("flow.py").args[0].shape == (32, 3, 5)
+    assert "two.py has no 'c' for the model; it has a, b" in run("two.py:c", "--force").stderr
+    assert "gone.py: no such file" in run("gone.py", "--force").stderr
+    assert "--model goes with a file of weights" in run("two.py", "--model", "two.py:a", "--force").stderr
+    sys.modules.pop("two", None)
+
+
+def test_models_of_a_package_come_with_their_weights(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def create_model(name: str, pretrained: bool) -> nn.Module:
+        made.append((name, pretrained))
+        return nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    timm = types.ModuleType("timm")
+    timm.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    assert run("timm:small").exit_code == 0
+    assert set(made) == {("small", True)}
+    assert load_flow("flow.py").args[0].shape == (32, 3, 224, 224)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert (
+        "timm.create_model('small', pretrained=True) fails: ModuleNotFoundError" in run("timm:small", "--force").stderr
+    )
