@@ -82,9 +82,9 @@ class Trial:
         """Draws nets until one shows the fault, and has it diagnosed."""
         name = " + ".join(filter(None, (*(kind.id for kind in self.kinds), self.harmless)))
         out = Outcome(self.group, name)
-        for number in range(TRIES):
+        nets = [net for net in self.nets or NETS if all(net in kind.nets for kind in self.kinds)]
+        for number in range(TRIES if nets else 0):
             r = random.Random(f"{self.seed} {number}")
-            nets = [net for net in self.nets or NETS if all(net in kind.nets for kind in self.kinds)]
             out.net, out.quantizer, seed = r.choice(nets), r.choice(("xnnpack", "x86")), r.randrange(1 << 20)
             try:
                 if self._tried(out, seed, f"{self.seed} {number}"):
@@ -221,7 +221,11 @@ def deck(seed: int, count: int, kinds: Sequence[str] = (), nets: Sequence[str] =
     r = random.Random(f"deck {seed}")
     waiting: list[Kind] = []
     chosen = [KINDS[name] for name in kinds or KINDS]
-    composing = [kind for kind in KINDS.values() if kind.composes]
+
+    def fit(kind: Kind) -> set[str]:
+        return set(kind.nets) & set(nets or NETS)
+
+    composing = [kind for kind in KINDS.values() if kind.composes and fit(kind)]
     groups = ("fault",) if kinds else (*["fault"] * 7, "pair", "untouched", "harmless")
     trials = []
     for number in range(count):
@@ -231,7 +235,7 @@ def deck(seed: int, count: int, kinds: Sequence[str] = (), nets: Sequence[str] =
             planted = (waiting.pop(),)
         elif group == "pair":
             one = r.choice(composing)
-            planted = (one, r.choice([kind for kind in composing if kind.part != one.part]))
+            planted = (one, r.choice([kind for kind in composing if kind.part != one.part and fit(kind) & fit(one)]))
         elif group == "harmless":
             planted = r.choice(((), (KINDS["faint-calibration"],), (KINDS["reduced-range"],)))
             change = r.choice([*HARMLESS])
