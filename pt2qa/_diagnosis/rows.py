@@ -17,6 +17,11 @@ def signed(value: float) -> str:
     return number(value) if value in (inf, -inf) or isnan(value) else f"{value:+.3g}"
 
 
+def between(low: float, high: float) -> str:
+    """An interval: ``+1.2 to +3.4``."""
+    return f"{signed(low)} to {signed(high)}"
+
+
 def listed(names: Iterable[str]) -> str:
     """Names as the one text that a column holds; :attr:`CauseRow.places` reads it."""
     return ", ".join(names)
@@ -44,6 +49,9 @@ class CauseRow(Row):
         how: how it was measured: ``quantized again``, ``simulated``, ``deployed``: quantized and lowered again, or
             ``compared``: from the outputs of two stages, of some samples, or of the kernels. The gain of the last two
             is in dB in any case.
+        low, high: dB that another set of as many samples gives, in 95 of 100 cases, for the gain in sequence; nan where
+            nothing tells: one sample, another instrument, a model that is not finite.
+        output: the output whose gain it is, the worst one that the remedy helps; empty where there is one output.
     """
 
     rank: Annotated[int, column(worse="smaller", importance=0)]
@@ -60,6 +68,9 @@ class CauseRow(Row):
     source: Annotated[str, column(extended=True)]
     quality: Annotated[float, column(worse="smaller", extended=True)]
     how: Annotated[str, column(extended=True)]
+    low: Annotated[float, column(show=signed, extended=True, since=3)] = nan
+    high: Annotated[float, column(show=signed, extended=True, since=3)] = nan
+    output: Annotated[str, column(extended=True, since=3)] = ""
 
     shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
 

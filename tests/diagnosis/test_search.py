@@ -11,9 +11,11 @@ from torch import nn
 
 from pt2qa._diagnosis.analysis import _needed
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._diagnosis.search import Search, _best, _how
+from pt2qa._diagnosis.search import Search, _how
+from pt2qa._diagnosis.worth import Worth
 from pt2qa._repair.guard import Method
 from pt2qa._simulator.data import Data
+from pt2qa._trials.evidence import Gain
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.target import Target
 from pt2qa._trials.treatment import Treatment
@@ -65,11 +67,11 @@ def test_it_is_tried_after_a_larger_fault(search: Search) -> None:
     assert [row.name for row in search.rows] == ["of 1.0", "of 0.01"]
 
 
-def test_an_infinite_gain_at_the_cost_of_all_int8_is_taken_last() -> None:
+def test_an_infinite_gain_at_the_cost_of_all_int8_is_taken_last(search: Search) -> None:
     all_in_float, exact = (Hypothesis(cause, "", "", "", Treatment()) for cause in ("masked-values", "site-range"))
-    all_in_float = replace(all_in_float, cost=1.0)
-    assert _best([(all_in_float, math.inf), (exact, 42.0)]) == (exact, 42.0)
-    assert _best([(all_in_float, math.inf)]) == (all_in_float, math.inf)
+    every, most = (replace(all_in_float, cost=1.0), Gain(math.inf)), (exact, Gain(42.0))
+    assert search._best([every, most]) == most
+    assert search._best([every]) == every
 
 
 def test_a_metric_that_gains_while_the_outputs_lose_their_number_is_chance(
@@ -119,4 +121,4 @@ def test_a_target_is_a_number_a_share_or_nearly_all(
 ) -> None:
     monkeypatch.setattr(search.case.judge, "of_float", lambda: 0.8)
     aim = Target(at_least, metric=lambda model: 0.0, of_float=of_float)
-    assert _needed(aim, search.case.judge) == pytest.approx(needed)
+    assert _needed(aim, search.case.judge, Worth()) == pytest.approx(needed)
