@@ -20,7 +20,7 @@ def score(model: Any) -> float:
 def searched(now: Outcome, needed: float, *rows: CauseRow) -> Any:
     judge = SimpleNamespace(target=Target(needed, metric=score))
     case = SimpleNamespace(now=now, fault=None, judge=judge)
-    return SimpleNamespace(case=case, rows=rows, needed=needed, bounds={})
+    return SimpleNamespace(case=case, rows=rows, needed=needed, bounds={}, from_repair=None, repair_helps=False)
 
 
 @pytest.mark.parametrize("needed", [-0.4, 0.0, 3.0])
