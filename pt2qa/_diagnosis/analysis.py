@@ -18,7 +18,7 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
-from pt2qa._diagnosis.verdict import next_command, search_target, unit_of, verdict_of
+from pt2qa._diagnosis.verdict import next_command, search_target, story_of, target_of, unit_of, verdict_of
 from pt2qa._diagnosis.worth import LEAST, MACS, Worth
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
@@ -163,7 +163,8 @@ def diagnose(
         verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)),
         next_command=next_command(search, after, interrupted=interrupted),
         unit=unit_of(case),
-        target="" if search.needed is None else f"at least {search.needed:g}",
+        target=target_of(search),
+        story=story_of(search, after),
         met=-1 if search.needed is None else int(now.value >= search.needed),
         budget="" if budget is None else budget.in_short(),
         plan_json="" if plan is None else plan.to_json(),

@@ -11,6 +11,9 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.rows import Row
 
+ADVICE = "with the advice"
+"""The figure with all remedies, of which some are advice for the model or the quantizer."""
+
 
 def signed(value: float) -> str:
     """A gain: ``+3.4``."""
@@ -104,8 +107,9 @@ class FigureRow(Row):
     """Quality of a configuration on the evaluation data.
 
     Args:
-        name: ``now``; ``after``: with all remedies; ``deployed``: the backend's program, now and after the remedies
-            for its kernels; or a reference: ``ranges fitted to the data``.
+        name: ``float``, where there is a metric; ``now``; ``after``: the new pair; ``with the advice``: with all
+            remedies, simulated, where some change the model or the quantizer; ``deployed``: the backend's program, now
+            and after the remedies for its kernels; or a reference: ``ranges fitted to the data``.
         value: the user's metric, or the SQNR of the worst output in dB; nan if it was not measured.
         output: the worst output.
         sqnr: its SQNR in dB.

@@ -12,7 +12,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
-from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow, between, listed
+from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between, listed
 from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
@@ -115,25 +115,22 @@ class Search:
             remedy = f"{method.name}, as pt2qa.repair does"
             self.tried.append(TriedRow(cause, "", remedy, math.nan, reason or "the target is met without it"))
 
-    def final(self) -> tuple[QuantizedPair | None, Outcome]:
-        """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
-        state = self.state
+    def final(self) -> tuple[QuantizedPair | None, Outcome | None]:
+        """The pair with all remedies that can be applied by quantizing again, and its outcome; None without any."""
+        state, judge = self.state.without_advice, self.case.judge
         if not (state.requantizes or state.floats):
-            return None, self.quality
+            return None, None
         try:
-            pair = self.case.judge.applied(state)
+            pair = judge.applied(state)
+            return pair, judge.converted(pair) if state.floats else judge.outcome(state)
         except Pt2qaError as error:
             self.case.notes.append(f"all remedies together could not be applied: {error}")
-            return None, self.quality
-        if not state.made_of_edits:
-            return pair, self.quality
-        judge = self.case.judge
-        return pair, judge.converted(pair) if state.floats else self.quality
+            return None, None
 
     def notes(self) -> list[str]:
         return [f"not measured: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
-    def so_far(self) -> tuple[QuantizedPair | None, Outcome]:
+    def so_far(self) -> tuple[QuantizedPair | None, Outcome | None]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
         if self._left and not self.rows:
             best = self._best(self._left)
@@ -143,12 +140,17 @@ class Search:
             self._reject(each, gain.value, "interrupted before it was measured after the remedies above")
         state = self.state
         requantized = state.requantizes and state.made_of_edits and not state.floats
-        return self.case.judge.pair_with(state) if requantized else None, self.quality
+        return (self.case.judge.pair_with(state), self.quality) if requantized else (None, None)
 
-    def figures(self, after: Outcome) -> Iterator[Any]:
+    def figures(self, after: Outcome | None) -> Iterator[Any]:
+        judge = self.case.judge
+        if judge.metric is not None:
+            yield FigureRow("float", judge.float_value, "", math.inf, -1, math.nan)
         yield _figure_row("now", self.case.now)
-        if self.rows:
+        if after is not None:
             yield _figure_row("after", after)
+        if not self.state.made_of_edits:
+            yield _figure_row(ADVICE, self.quality)
         for name, found in self.bounds.items():
             yield _figure_row(_BOUNDS[name], found)
         if self.free is not None:

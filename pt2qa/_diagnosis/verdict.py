@@ -22,7 +22,8 @@ MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
 
 
-def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
+def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
+    after = search.quality if after is None or not search.state.made_of_edits else after
     case, rows, needed = search.case, search.rows, search.needed
     unit = unit_of(case)
     now = _quality(case.now, unit)
@@ -85,7 +86,7 @@ def unit_of(case: Case) -> str:
     return "dB" if aim is None or aim.metric is None else aim.name
 
 
-def next_command(search: Search, after: Outcome, *, interrupted: bool) -> str:
+def next_command(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
@@ -106,12 +107,36 @@ def next_command(search: Search, after: Outcome, *, interrupted: bool) -> str:
     return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
 
 
-def search_target(search: Search, after: Outcome) -> float | None:
+def search_target(search: Search, after: Outcome | None) -> float | None:
     """What a search for another configuration should reach; None if there is nothing to search for."""
     poor, needed = search.case.now.worst[1], search.needed
     if not search.rows and needed is None and poor < LOW_SQNR:
         return math.ceil(poor) + 3
-    return None if needed is None or after.value >= needed else needed
+    value = search.quality.value if after is None else after.value
+    return None if needed is None or value >= needed else needed
+
+
+def target_of(search: Search) -> str:
+    """``at least 0.9543, 99 % of float``; empty without a target."""
+    aim, needed = search.case.judge.target, search.needed
+    if needed is None or aim is None:
+        return ""
+    part = aim.at_least if aim.of_float else 1 - search.worth.least if math.isinf(aim.at_least) else 0.0
+    return f"at least {needed:g}{f', {100 * part:g} % of float' if part else ''}"
+
+
+def story_of(search: Search, after: Outcome | None) -> str:
+    """``float 0.96 -> int8 0.11 -> with the remedies 0.95 -> on the kernels 23.1 dB``."""
+    judge, unit = search.case.judge, unit_of(search.case)
+    steps = [] if judge.metric is None else [f"float {number(judge.float_value)} {unit}"]
+    steps.append(f"int8 {_value(search.case.now, unit)}")
+    many = "remedy" if len(search.rows) == 1 else "remedies"
+    if after is not None:
+        steps.append(f"with the {many} {_value(after, unit)}")
+    if not search.state.made_of_edits:
+        steps.append(f"with the advice {_value(search.quality, unit)}")
+    steps += [f"on the kernels {decibel(row.sqnr)} dB" for row in search.deployed[-1:]]
+    return " -> ".join(steps) if len(steps) > 1 else ""
 
 
 def _value(found: Outcome, unit: str) -> str:

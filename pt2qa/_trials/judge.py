@@ -139,14 +139,18 @@ class Judge:
     def of_float(self) -> float:
         """The user's metric of the float model; it must be a number, as others are relative to it."""
         assert self.target is not None
-        self.forwards += self._batches
-        value = self._metric(SimulatedModel(self.pair, frozenset()))
-        if math.isnan(value):
+        if math.isnan(self.float_value):
             raise SelectionError(
                 f"target: {self.target.name} of the float model is NaN, so no share of it can be reached. Return a "
                 "number, or pass of_float=False."
             )
-        return value
+        return self.float_value
+
+    @functools.cached_property
+    def float_value(self) -> float:
+        """The user's metric of the float model."""
+        self.forwards += self._batches
+        return self._metric(SimulatedModel(self.pair, frozenset()))
 
     def pair_with(self, treatment: Treatment) -> QuantizedPair:
         """The pair that a treatment quantizes; what it plays is not in it."""

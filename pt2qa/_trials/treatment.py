@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
@@ -81,6 +81,11 @@ class Treatment:
             restored=self.restored | other.restored,
             as_deployed=self.as_deployed or other.as_deployed,
         )
+
+    @property
+    def without_advice(self) -> Treatment:
+        """What quantizing again applies."""
+        return replace(self, exact=frozenset(), played=(), restored=frozenset(), as_deployed=False)
 
     @property
     def kept_edits(self) -> tuple[Edit, ...]:
