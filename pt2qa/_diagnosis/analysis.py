@@ -18,7 +18,8 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
-from pt2qa._diagnosis.verdict import next_command, search_target, unit_of, verdict_of
+from pt2qa._diagnosis.verdict import next_command, search_target, story_of, target_of, unit_of, verdict_of
+from pt2qa._diagnosis.worth import LEAST, MACS, Worth
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
@@ -48,6 +49,8 @@ def diagnose(
     deployed: bool | str | Backend | DeployedReport = False,
     findings: Findings | None = None,
     repairs: Sequence[str] | None = (),
+    least: float = LEAST,
+    macs: float = MACS,
     verify_code: bool = True,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
@@ -74,6 +77,11 @@ def diagnose(
         repairs: methods of :func:`pt2qa.repair` to try, such as ``("ranges", "biases")``; None: its default.
             Each takes 15 to 30 more runs of the model on the calibration batches, which are not in
             ``diagnosis.forwards``.
+        least: the error that a row must remove: the root mean square of the output's error as a share of the output's,
+            0.01 for 1 %; that is ``10**(-SQNR / 20)``, so 1.7 dB at 25 dB and 6 dB at 34 dB. Half of it is enough for
+            what no sound model has. With ``metric``, the share of the float model's value that 8 bits may cost.
+        macs: the error, in the same unit, that it must remove to take all multiply-accumulates out of int8; in
+            proportion for fewer.
         verify_code: whether to execute ``diagnosis.code``, the pair with all remedies as code for a plain export flow.
         inputs_of: maps an item of ``batches`` and ``evaluation`` to a batch.
         mask: which positions count, in both, as in :func:`pt2qa.compare_layers`: in SQNR, ranges and the error budget.
@@ -116,7 +124,8 @@ def diagnose(
     notes: list[str] = []
     now = judge.outcome(Treatment())
     case = Case(pair, judge, data, now)
-    search = Search(case, _needed(aim, judge), methods)
+    worth = Worth(least, macs)
+    search = Search(case, _needed(aim, judge, worth), methods, worth)
     reports: dict[str, Report] = {}
     interrupted, structure = False, findings
     try:
@@ -154,7 +163,8 @@ def diagnose(
         verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)),
         next_command=next_command(search, after, interrupted=interrupted),
         unit=unit_of(case),
-        target="" if search.needed is None else f"at least {search.needed:g}",
+        target=target_of(search),
+        story=story_of(search, after),
         met=-1 if search.needed is None else int(now.value >= search.needed),
         budget="" if budget is None else budget.in_short(),
         plan_json="" if plan is None else plan.to_json(),
@@ -172,7 +182,7 @@ def diagnose(
         input_ranges=reference.health.input_ranges,
     )
     aimed_at = None if interrupted else search_target(search, after)
-    return diagnosis.with_evidence(final, reports, aimed_at)
+    return diagnosis.with_evidence(final, reports, aimed_at, search.treatments)
 
 
 def _refuse_reports_of_others(pair: QuantizedPair, findings: Findings | None, deployed: Any) -> None:
@@ -203,11 +213,7 @@ def _aim(metric: Callable[..., float] | None, target: Target | float | str | Non
     return Target(float(target), metric=metric, name=name)
 
 
-LOSS = 0.01
-"""Share of the float model's metric that 8 bits may cost without a target, as in MLPerf's rules."""
-
-
-def _needed(aim: Target | None, judge: Judge) -> float | None:
+def _needed(aim: Target | None, judge: Judge, worth: Worth) -> float | None:
     """None without a target; a metric without one must nearly keep the float model's value."""
     if aim is None:
         return None
@@ -215,7 +221,7 @@ def _needed(aim: Target | None, judge: Judge) -> float | None:
         return aim.at_least
     if math.isinf(aim.at_least):
         value = judge.of_float()
-        return value - LOSS * abs(value)
+        return value - worth.least * abs(value)
     return aim.at_least * (judge.of_float() if aim.of_float else 1.0)
 
 

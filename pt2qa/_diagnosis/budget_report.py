@@ -205,20 +205,29 @@ class ErrorBudget(DataReport):
     def _lead(self) -> Sequence[str]:
         if self.noise == 0.0:
             return ["The outputs of both models are equal: there is no noise to attribute."]
-        shares = [f"{name} {_percent(self._share(noise))}" for name, noise in self.by("mechanism").items()]
-        left = f"interactions {_percent(self._share(self.interactions))}"
-        return [f"Of the noise: {', '.join([*shares, left])}.", *self._about_fault()]
+        return [f"Of what sites cause alone: {self._by_mechanism()}.", *self._about_fault()]
 
     def in_short(self) -> str:
         """One sentence: the shares of the mechanisms, and the noisiest modules."""
         if self.noise == 0.0:
             return ""
-        worst = [f"{name or 'the top'} {_percent(self._share(noise))}" for name, noise in self.by("module").items()][:3]
-        mechanisms = [f"{name} {_percent(self._share(noise))}" for name, noise in self.by("mechanism").items() if noise]
-        return (
-            f"Error budget: {', '.join(mechanisms)}, interactions {_percent(self._share(self.interactions))}; most in "
-            f"{', '.join(worst)}."
-        )
+        worst = [f"{name or 'the top'} {_percent(self._part(noise))}" for name, noise in self.by("module").items()][:3]
+        return f"Error budget: {self._by_mechanism()}; most in {', '.join(worst)}."
+
+    def _part(self, noise: float) -> float:
+        return noise / self.parts if self.parts else nan if noise else 0.0
+
+    def _by_mechanism(self) -> str:
+        """Shares of what adds up; and how much the whole differs from that, in words where it is more than half."""
+        shares = [f"{name} {_percent(self._part(noise))}" for name, noise in self.by("mechanism").items() if noise]
+        left = self._share(self.interactions)
+        if left < -HALF:
+            whole = f"errors of several sites mostly cancel, to {_percent(1 / (1 - left))} of that"
+        elif left > HALF:
+            whole = f"errors of several sites add up, to {1 / max(1 - left, 1e-9):.1f} times that"
+        else:
+            whole = f"interactions {_percent(left)} of the whole"
+        return ", ".join([*shares, whole])
 
     def _about_fault(self) -> Sequence[str]:
         if self.by("mechanism").get(UNATTRIBUTED, 0.0) > HALF * self.parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Counted, Positions
-from pt2qa._simulator.program import Constant, Site, Step
+from pt2qa._simulator.program import Constant, QuantParams, Site, Step
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
@@ -36,9 +36,6 @@ from pt2qa._trials.treatment import Place, Ranges, Substitute, Treatment, places
 from pt2qa.overrides.annotations import Annotations, fusions_in
 from pt2qa.overrides.plan import Edit
 from pt2qa.plugins.options import options_of
-
-FEWEST_STEPS = 127
-"""Fewer integer steps than these are a mistake: 7 bits are a choice for CPUs without VNNI."""
 
 OUTLIER = 0.1
 """Most noise that a site with outlier channels has left with a range per channel, as a share."""
@@ -64,7 +61,8 @@ class Hypothesis:
         cost: share of the multiply-accumulates that it takes out of int8.
         sentence: the cause in words, where those of its id do not fit.
         share: of its sites in the noise of all, if that bounds the gain.
-        gain: in dB, where it was measured in another way; None: measure the treatment.
+        gain: in dB, where it was measured in another way; nan if nothing can be applied; None: measure the treatment.
+        unseen: a sample that the remedy is about, so that its gain is that of all others; -1: none.
     """
 
     cause: str
@@ -77,6 +75,7 @@ class Hypothesis:
     sentence: str = ""
     share: float = 1.0
     gain: float | None = None
+    unseen: int = -1
 
     @property
     def in_words(self) -> str:
@@ -148,21 +147,59 @@ class Case:
         return next((fault for fault in known if fault.side == "quantized"), next(iter(known), None))
 
     @functools.cached_property
+    def _folds(self) -> tuple[dict[int, Observed], ...]:
+        """The ranges of the evaluation data by fold; empty if that is one batch."""
+        judge = self.judge
+        if sum(everywhere(len(judge.folds))) < 2:
+            return ()
+        return tuple(observe(self.pair, self._of_fold(fold)) for fold in (0, 1))
+
+    def _of_fold(self, fold: int) -> Iterator[tuple[list[Any], Counted | None]]:
+        for item in self.judge.reference:
+            if self.judge.folds[item.key] == fold:
+                self.judge.forwards += 1
+                yield item.values, self.counted(self.judge.data, item.batch, item.values)
+
+    @property
+    def _is_judged_apart(self) -> bool:
+        """Whether evaluation data were given beside the data that analyses read."""
+        return self.judge.data.batches is not self.data.batches
+
+    @functools.cached_property
     def ranges(self) -> dict[int, Observed]:
-        found = observe(self.pair, self.flat(self.data))
+        if self._is_judged_apart or not self._folds:
+            found = observe(self.pair, self.flat(self.data))
+        else:
+            one, other = self._folds
+            found = {site: observed_together([one[site], other[site]]) for site in one}
         if self._positions is not None:
             sites = [step.out for step in self.pair.program.steps if step.site in found]
             self.notes += self._positions.note(sites, "rounded activations")
         return found
 
+    def seen_for(self, site: int) -> list[Observed]:
+        """The ranges to fit to: of all data that analyses read; then, for each fold of the evaluation data, without it.
+
+        The latter are for judging, and of all other data.
+        """
+        known = [self.ranges[site]] if self._is_judged_apart else []
+        return [self.ranges[site], *(observed_together([*known, other[site]]) for other in reversed(self._folds))]
+
     @functools.cached_property
     def seen(self) -> dict[int, Observed]:
         """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
         recipe = self.judge.recipe
-        if recipe is None or recipe.data is None or self.state.data is not None:
+        if recipe is None or recipe.data is None or self.state.data is not None or not self.is_calibrated_on_others:
             return {}
-        same = self._digests(recipe.data) == self._digests(self.data)
-        return {} if same else observe(self.pair, self.flat(recipe.data))
+        return observe(self.pair, self.flat(recipe.data))
+
+    @functools.cached_property
+    def is_calibrated_on_others(self) -> bool:
+        """Whether the pair's calibration data are known to be others than those that analyses read."""
+        recipe = self.judge.recipe
+        if recipe is None or recipe.data is None:
+            return False
+        return self._digests(recipe.data) != self._digests(self.data)
 
     def _digests(self, data: Data) -> set[str]:
         own = {digest_of(self.pair.values(batch)) for batch in data}
@@ -243,18 +280,15 @@ class Case:
         """The share of some sites in the noise of all."""
         return sum(map(of, sites)) / max(self.total_noise, 1e-300)
 
-    def levels(self, site: Site) -> tuple[int, int]:
-        low, high = site.params.quant_min, site.params.quant_max
-        return (low, high) if high - low >= FEWEST_STEPS else INTEGERS.get(site.params.dtype, (low, high))
-
     @functools.cached_property
     def fitted(self) -> dict[int, Substitute]:
         """For each static activation site, the range of the data in its place."""
         found = {}
         for site in self.static_sites:
-            low, high = self.ranges[site.index].whole
-            if math.isfinite(low) and math.isfinite(high):
-                found[site.index] = with_params(fitted(low, high, *self.levels(site)))
+            every = self.seen_for(site.index)
+            if all(math.isfinite(end) for each in every for end in each.whole):
+                params, *apart = (fitted(*each.whole, *INTEGERS[site.params.dtype]) for each in every)
+                found[site.index] = with_params(params, apart)
         return found
 
     @functools.cached_property
@@ -262,10 +296,11 @@ class Case:
         """The same with a range for each channel."""
         found = dict(self.fitted)
         for site in self.static_sites:
-            observed = self.ranges[site.index]
-            low, high = observed.channel_lowest, observed.channel_highest
-            if site.index in found and observed.axis is not None and low is not None and high is not None:
-                found[site.index] = with_params(fitted_by_channel(low, high, observed.axis, *self.levels(site)))
+            every = self.seen_for(site.index)
+            params = [_by_channel(site, each) for each in every]
+            if site.index in found and None not in params:
+                first, *apart = (each for each in params if each is not None)
+                found[site.index] = with_params(first, apart)
         return found
 
     @functools.cached_property
@@ -351,6 +386,20 @@ class Case:
 
     def names(self, sites: Sequence[int]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.pair.sites[site].name for site in sites))
+
+
+def observed_together(parts: Iterable[Observed]) -> Observed:
+    found = Observed()
+    for each in parts:
+        found.extend(each)
+    return found
+
+
+def _by_channel(site: Site, observed: Observed) -> QuantParams | None:
+    low, high, axis = observed.channel_lowest, observed.channel_highest, observed.axis
+    if axis is None or low is None or high is None:
+        return None
+    return fitted_by_channel(low, high, axis, *INTEGERS[site.params.dtype])
 
 
 def is_alike(site: Site, played: Substitute) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, signed
+from pt2qa._diagnosis.rows import ADVICE, AsideRow, CauseRow, FigureRow, TriedRow, between, signed
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Step, Table, data_read
 from pt2qa._report.columns import Count, column, derived
 from pt2qa._report.formats import share
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pt2qa.overrides.plan import OverridePlan
 
 
-@register("diagnosis", schema=2, oldest=1, since={"set_apart": 2, "input_ranges": 2})
+@register("diagnosis", schema=3, oldest=1, since={"set_apart": 2, "input_ranges": 2})
 @dataclass(frozen=True, repr=False)
 class Diagnosis(DataReport):
     """What causes the error of a quantized model, and what was measured to help.
@@ -42,6 +42,8 @@ class Diagnosis(DataReport):
         code_verified: the result of executing it: ``equal``, ``equal, with ...``, ``differs: ...`` or ``not run: ...``.
         forwards: runs of the model on a batch that it took.
         quantizations: how often the model was quantized again.
+        story: the quality from float to the kernels, in the user's own measure: ``int8 12.3 dB -> with the remedy 24.1
+            dB``.
     """
 
     counts_set_apart: ClassVar[bool] = False
@@ -73,6 +75,7 @@ class Diagnosis(DataReport):
     code_verified: str
     forwards: Count
     quantizations: Count
+    story: Annotated[str, column(since=3)] = ""
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
@@ -81,8 +84,9 @@ class Diagnosis(DataReport):
 
     @derived(unit="dB", judged=True)
     def sqnr_after(self) -> float:
-        """The same with all remedies."""
-        return self._figure("after", "sqnr") if self.rows else self.sqnr
+        """The same of :attr:`pair`, or with the remedies that are advice where it needs no other."""
+        names = [row.name for row in self.figures]
+        return next((self._figure(name, "sqnr") for name in ("after", ADVICE) if name in names), self.sqnr)
 
     @property
     def plan(self) -> OverridePlan:
@@ -121,8 +125,20 @@ class Diagnosis(DataReport):
         """What :func:`pt2qa.reconfigure` should reach, if that is what to call next and the report was not loaded."""
         return getattr(self, "_search_target", None)
 
-    def with_evidence(self, pair: Any, reports: Mapping[str, Report], search_target: float | None = None) -> Diagnosis:
-        """The same report with the new pair and the other reports attached; files do not store them."""
+    @property
+    def treatments(self) -> tuple[Any, ...]:
+        """What each row changes, in order; empty if it was loaded from a file."""
+        return getattr(self, "_treatments", ())
+
+    def with_evidence(
+        self,
+        pair: Any,
+        reports: Mapping[str, Report],
+        search_target: float | None = None,
+        treatments: Sequence[Any] = (),
+    ) -> Diagnosis:
+        """The same report with the new pair, the other reports and the treatments attached; files do not store them."""
+        object.__setattr__(self, "_treatments", tuple(treatments))
         object.__setattr__(self, "_search_target", search_target)
         object.__setattr__(self, "_pair", pair)
         object.__setattr__(self, "_reports", dict(reports))
@@ -145,7 +161,7 @@ class Diagnosis(DataReport):
         return f"Diagnosis of {self.model}, quantized by {self.quantizer}; {read}"
 
     def _lead(self) -> Sequence[str]:
-        return [self.verdict]
+        return [self.verdict, *([f"{self.story}."] if self.story else [])]
 
     def _ordered(self, sort: str) -> tuple[Sequence[CauseRow], str | None]:
         return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
@@ -199,9 +215,13 @@ def _step(row: CauseRow, unit: str) -> Step:
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:
         gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"
+    if not isnan(row.low):
+        at = f" at {row.output}" if row.output else ""
+        gains += f"{at} ({between(row.low, row.high)} dB on other data)"
     cost = f", for {share(row.cost)} % of the multiply-accumulates" if row.cost else ", for free"
     why = (f"{row.sentence}.{others}", f"{row.evidence}.")
-    return Step(row.cause, row.name, row.source, why, row.remedy, gains + cost)
+    gains += "" if isnan(row.gain) else cost
+    return Step(row.cause, row.name, row.source, why, row.remedy, gains)
 
 
 def _gained(gain: float, unit: str) -> str:

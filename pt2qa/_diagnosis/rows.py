@@ -11,10 +11,18 @@ from pt2qa._report.columns import column
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.rows import Row
 
+ADVICE = "with the advice"
+"""The figure with all remedies, of which some are advice for the model or the quantizer."""
+
 
 def signed(value: float) -> str:
     """A gain: ``+3.4``."""
     return number(value) if value in (inf, -inf) or isnan(value) else f"{value:+.3g}"
+
+
+def between(low: float, high: float) -> str:
+    """An interval: ``+1.2 to +3.4``."""
+    return f"{signed(low)} to {signed(high)}"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -44,6 +52,9 @@ class CauseRow(Row):
         how: how it was measured: ``quantized again``, ``simulated``, ``deployed``: quantized and lowered again, or
             ``compared``: from the outputs of two stages, of some samples, or of the kernels. The gain of the last two
             is in dB in any case.
+        low, high: dB that another set of as many samples gives, in 95 of 100 cases, for the gain in sequence; nan where
+            nothing tells: one sample, another instrument, a model that is not finite.
+        output: the output whose gain it is, the worst one that the remedy helps; empty where there is one output.
     """
 
     rank: Annotated[int, column(worse="smaller", importance=0)]
@@ -60,6 +71,9 @@ class CauseRow(Row):
     source: Annotated[str, column(extended=True)]
     quality: Annotated[float, column(worse="smaller", extended=True)]
     how: Annotated[str, column(extended=True)]
+    low: Annotated[float, column(show=signed, extended=True, since=3)] = nan
+    high: Annotated[float, column(show=signed, extended=True, since=3)] = nan
+    output: Annotated[str, column(extended=True, since=3)] = ""
 
     shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
 
@@ -93,8 +107,9 @@ class FigureRow(Row):
     """Quality of a configuration on the evaluation data.
 
     Args:
-        name: ``now``; ``after``: with all remedies; ``deployed``: the backend's program, now and after the remedies
-            for its kernels; or a reference: ``ranges fitted to the data``.
+        name: ``float``, where there is a metric; ``now``; ``after``: the new pair; ``with the advice``: with all
+            remedies, simulated, where some change the model or the quantizer; ``deployed``: the backend's program, now
+            and after the remedies for its kernels; or a reference: ``ranges fitted to the data``.
         value: the user's metric, or the SQNR of the worst output in dB; nan if it was not measured.
         output: the worst output.
         sqnr: its SQNR in dB.

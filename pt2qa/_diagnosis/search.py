@@ -4,71 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
-from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow, listed
+from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between, listed
+from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method
 from pt2qa._report.base import Report
-from pt2qa._report.formats import decibel, share
+from pt2qa._report.formats import share
 from pt2qa._report.prose import few
+from pt2qa._trials.evidence import Gain
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Ranges, Substitute, Treatment
 from pt2qa.errors import Pt2qaError
 
-FREE_GAIN: Final = 2.0
-"""Least gain in dB of a free remedy to become a row; other data differ by less."""
-
-PAID_GAIN: Final = 3.0
-"""The same for a remedy that takes ops out of int8, or changes model or quantizer: half of the noise."""
-
-GAIN_FOR_ALL: Final = 8.0
-"""Further gain in dB required for taking all multiply-accumulates out of int8; in proportion for less."""
-
-GOOD, GAIN_OF_GOOD = 40.0, 6.0
-"""From this SQNR in dB on, the least gain that anybody would notice."""
-
-GUARDED_GAIN: Final = 0.5
-"""The same for a repair, which is kept only if it helps data that it was not fitted to."""
-
-WITH_TARGET: Final = 0.5
-"""The same for all where there is a target to reach."""
-
-POOR: Final = 25.0
-"""dB below which half of the noise is worth ops in float without a target."""
-
-GAIN_OF_FAIR: Final = 9.0
-"""Least gain of ops in float above that: in a small net, one op may well cause three quarters of the noise."""
-
-ADVICE_OF_FAIR: Final = 4.0
-"""Least gain of changing model or quantizer above that: what backends share or fix costs about as much."""
-
-SLOPE: Final = 0.6
-"""Further gain required per dB above that for causes in ``NATURAL``."""
-
-PAID: Final = 0.75
-"""Weight of the gain in the ranking if a remedy takes ops out of int8."""
-
-ALIKE: Final = 0.5
-"""Difference in dB below which two gains are equal, and the cause that explains more is preferred."""
+ALIKE: Final = 0.9
+"""The share of the best gain from which on another one is as good, if it is not certain to be worse."""
 
 _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by channel": "ranges fitted by channel"}
 """Their names in the table of figures."""
 
-FITS: Final = 1.0
-"""If ranges fitted to the data gain less than this, in dB, no range or weight is at fault."""
-
 HIDDEN: Final = 3e-4
 """Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
-
-SPREAD: Final = 4.0
-"""If ranges by channel gain less than this, in dB, no channel is an outlier."""
 
 
 @dataclass
@@ -78,9 +42,12 @@ class Search:
     case: Case
     needed: float | None
     repairs: Sequence[type[Method]] = ()
+    worth: Worth = field(default_factory=Worth)
 
     def __post_init__(self) -> None:
         self.rows: list[CauseRow] = []
+        self.treatments: list[Treatment] = []
+        """Of the rows, in order."""
         self.tried: list[TriedRow] = []
         self.untried: dict[str, dict[str, None]] = {}
         """By error, the remedies that fail with it."""
@@ -88,31 +55,51 @@ class Search:
         self.quality: Outcome = self.case.now
         self.bounds: dict[Ranges, Outcome] = {}
         self.deployed: list[FigureRow] = []
-        self._left: list[tuple[Hypothesis, float]] = []
+        self.free: Outcome | None = None
+        """That of the free remedies and what :func:`pt2qa.repair` fits; None where it was not tried."""
+        self._left: list[tuple[Hypothesis, Gain]] = []
 
     def run(self) -> None:
-        """Tries what always matters, then, where the numbers call for it, ranges and weights, then fallbacks."""
+        """Tries what is wrong and what is free, then what repairs give, then what takes ops out of int8."""
         case = self.case
         always = [*stages.changed(case), *stages.constants(case), *stages.nonfinite(case)]
         if math.isnan(case.now.worst[1]) or math.isinf(case.now.worst[1]):
             self._take(always)  # the instruments below need numbers
             return
-        if not self._enough(case.now):
-            self._bound()
-            own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
-            found = [*always, *(each for find in own for each in find(case)), *self._ranges()]
-            costly = [each for each in found if not _is_free(each)] if self.repairs else []
-            self._take([each for each in found if each not in costly])
-            self._repair()
-            self._take(costly)
-            self._take(list(calibration.bad_sample(self.quality, calibration.MOST)))
-            if self.quality.worst[1] < GOOD if self.needed is None else not self._enough(self.quality):
-                self._take(list(precision.needed(self._treated())))
-            if all(row.cause != "bad-sample" for row in self.rows):
-                # Last, because what hurts all samples may hurt one most.
-                self._take(list(calibration.bad_sample(self.quality)))
-        else:
+        if self._enough(case.now):
             self._take(always)
+            return
+        self._bound()
+        own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
+        found = [*always, *(each for find in own for each in find(case)), *self._ranges()]
+        costly = [each for each in found if _takes_out(each)]
+        self._take([each for each in found if each not in costly])
+        self._repair()
+        self._take(list(calibration.bad_sample(case, self.state, self.quality)))
+        if self._can_be_better():
+            self.free = repairs.bound(case, self.state)
+            self._take(costly)
+        if self._can_be_better():
+            self._take(list(precision.needed(self._treated())))
+
+    @property
+    def from_repair(self) -> Gain | None:
+        """What repairs gain over all rows; None where they were not tried."""
+        return None if self.free is None else self.free.gain_over(self.quality)
+
+    @property
+    def repair_helps(self) -> bool:
+        gain = self.from_repair
+        if gain is None or not gain.is_certain:
+            return False
+        value = gain.middle if self.quality.of_metric else gain.value
+        return self.worth.pays(self.quality.worst[1], value, 0.0, is_fault=True)
+
+    def _can_be_better(self) -> bool:
+        """Whether an output has an error that would be worth a row if it were gone."""
+        if self.needed is not None:
+            return not self._enough(self.quality)
+        return error(self.quality.worst[1]) >= self.worth.least
 
     def _repair(self) -> None:
         """Fits what costs nothing at run time to the model with the free remedies, one method after the other."""
@@ -128,42 +115,46 @@ class Search:
             remedy = f"{method.name}, as pt2qa.repair does"
             self.tried.append(TriedRow(cause, "", remedy, math.nan, reason or "the target is met without it"))
 
-    def final(self) -> tuple[QuantizedPair | None, Outcome]:
-        """The pair with all remedies that can be applied by quantizing again, and the figures with all of them."""
-        state = self.state
+    def final(self) -> tuple[QuantizedPair | None, Outcome | None]:
+        """The pair with all remedies that can be applied by quantizing again, and its outcome; None without any."""
+        state, judge = self.state.without_advice, self.case.judge
         if not (state.requantizes or state.floats):
-            return None, self.quality
+            return None, None
         try:
-            pair = self.case.judge.applied(state)
+            pair = judge.applied(state)
+            return pair, judge.converted(pair) if state.floats else judge.outcome(state)
         except Pt2qaError as error:
             self.case.notes.append(f"all remedies together could not be applied: {error}")
-            return None, self.quality
-        if not state.made_of_edits:
-            return pair, self.quality
-        judge = self.case.judge
-        return pair, judge.converted(pair) if state.floats else self.quality
+            return None, None
 
     def notes(self) -> list[str]:
         return [f"not measured: {few(list(each))}: {error}" for error, each in self.untried.items()]
 
-    def so_far(self) -> tuple[QuantizedPair | None, Outcome]:
+    def so_far(self) -> tuple[QuantizedPair | None, Outcome | None]:
         """The same after Ctrl-C, with the best of the remedies that were measured and not yet taken; runs no model."""
         if self._left and not self.rows:
-            best = _best(self._left)
+            best = self._best(self._left)
             self._left.remove(best)
             self._add(best[0])
         for each, gain in self._left:
-            self._reject(each, gain, "interrupted before it was measured after the remedies above")
+            self._reject(each, gain.value, "interrupted before it was measured after the remedies above")
         state = self.state
         requantized = state.requantizes and state.made_of_edits and not state.floats
-        return self.case.judge.pair_with(state) if requantized else None, self.quality
+        return (self.case.judge.pair_with(state), self.quality) if requantized else (None, None)
 
-    def figures(self, after: Outcome) -> Iterator[Any]:
+    def figures(self, after: Outcome | None) -> Iterator[Any]:
+        judge = self.case.judge
+        if judge.metric is not None:
+            yield FigureRow("float", judge.float_value, "", math.inf, -1, math.nan)
         yield _figure_row("now", self.case.now)
-        if self.rows:
+        if after is not None:
             yield _figure_row("after", after)
+        if not self.state.made_of_edits:
+            yield _figure_row(ADVICE, self.quality)
         for name, found in self.bounds.items():
             yield _figure_row(_BOUNDS[name], found)
+        if self.free is not None:
+            yield _figure_row("with ranges of pt2qa.repair", self.free)
         yield from self.deployed
 
     def look_at_kernels(self, backend: Any) -> Report:
@@ -171,7 +162,7 @@ class Search:
         rows = len(self.rows)
         self._take(hypotheses)
         found = [("deployed", report.sqnr)]
-        found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:]]
+        found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:] if not math.isnan(row.gain)]
         of_metric = self.case.judge.metric is not None
         self.deployed = [
             FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
@@ -186,41 +177,50 @@ class Search:
         case = self.case
         own = case.pair.sites
         weights = {index: each for index, each in case.fitted_weights.items() if not is_alike(own[index], each)}
-        tried: tuple[tuple[Ranges, float, dict[int, Substitute]], ...] = (
-            ("fitted", FITS, case.fitted),
-            ("by channel", SPREAD, case.by_channel),
+        tried: tuple[tuple[Ranges, dict[int, Substitute]], ...] = (
+            ("fitted", case.fitted),
+            ("by channel", case.by_channel),
         )
-        for name, least, params in tried:
+        for name, params in tried:
             instead = {**params, **weights}
             if instead:
-                self.bounds[name] = case.judge.outcome(case.played(instead))
-                if self._gain_of(name) >= least:
+                found = case.judge.outcome(case.played(instead))
+                if self._promises(found):
                     case.instead |= {"fitted", name}  # a channel may hide a range that does not fit
+                self.bounds[name] = found if found.rank >= case.now.rank else case.now
 
-    def _gain_of(self, name: Ranges) -> float:
-        return self.bounds[name].worst[1] - self.case.now.worst[1] if name in self.bounds else math.nan
+    def _promises(self, found: Outcome) -> bool:
+        """Whether the interval of a bound leaves room for a row."""
+        for output in self.quality.by_quality:
+            gain = found.gain_over(self.quality, output)
+            most = gain.value if math.isnan(gain.high) else gain.high
+            if self.needed is not None and most > 0:
+                return True
+            if self.worth.pays(_sqnr(self.quality, output), most, 0.0, is_fault=True):
+                return True
+        return False
 
     def _ranges(self) -> Iterator[Hypothesis]:
-        """Hypotheses about ranges and weights, if these explain something."""
+        """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""
         case = self.case
         if not self.bounds:
             return
+        audits = [*calibration.inputs(case), *sites.floored(case), *sites.unused_levels(case)]
+        if audits or any(sites.has_unused_levels(case, site) for site in case.pair.sites):
+            case.instead |= {"fitted"}
+        yield from audits
         yield from weights.biases(case)
         yield from weights.unread(case)
         yield from sites.masked(case)
         if "fitted" in case.instead:
-            yield from sites.floored(case)
             yield from weights.coarse(case)
-            yield from sites.too_few_steps(case)
             data = list(calibration.ranges_of_calibration(case))
             yield from data
             yield from sites.twice(case)
             yield from sites.unfit(case, data_at_fault=bool(data))
+            yield from configuration.observers(case)
         if "by channel" in case.instead:
             yield from sites.outliers(case)
-            yield from sites.outliers_in_series(case)
-        if self._gain_of("fitted") >= FITS or self.needed is not None:
-            yield from configuration.observers(case)
 
     def _treated(self) -> Case:
         pair = self.case.judge.pair_with(self.state)
@@ -251,7 +251,11 @@ class Search:
         left = self._left = []
         little = []
         for each in _distinct(hypotheses):
-            noise = f"its sites cause only {share(each.share)} % of the noise of all sites"
+            noise = (
+                f"its sites cause only {share(each.share)} % of the noise of all sites"
+                if each.share < 1
+                else f"not worth its cost at an error of {share(error(before.worst[1]))} %"
+            )
             if each.share < HIDDEN:
                 self._reject(each, math.nan, noise)
                 continue
@@ -259,49 +263,50 @@ class Search:
                 little.append((each, math.nan, noise))
                 continue
             gain = self._gain(each, start, before)
-            if gain >= self._least(each) and not self._by_chance(each, start, before):
+            if self._is_worth(each, gain, before):
                 left.append((each, gain))
-            elif math.isnan(gain):
-                self._reject(each, gain, "could not be measured")
+            elif math.isnan(gain.value):
+                self._reject(each, gain.value, "could not be measured")
             else:
-                little.append((each, gain, self._too_little(gain)))
+                little.append((each, gain.value, self._too_little(each, gain)))
         while left:
-            each, gain = _best(left)
+            each, gain = self._best(left)
             left.remove((each, gain))
             if self._enough(self.quality):
-                self._reject(each, gain, "the target is met without it")
+                self._reject(each, gain.value, "the target is met without it")
             else:
                 self._add(each)
         # Ranges tell nothing about other causes, such as a bias in eight bits.
-        more = [each for each, _, _ in little if self._can_gain() or each.cause not in NATURAL]
+        can_gain = any(map(self._promises, self.bounds.values()))
+        more = [each for each, _, _ in little if can_gain or each.cause not in NATURAL]
         more = more if len(self.rows) > rows else []
-        for each, gain, reason in little:
+        for each, value, reason in little:
             if each not in more:
-                self._reject(each, gain, reason)
+                self._reject(each, value, reason)
         if more:
             self._take(more, again=True)
 
-    def _too_little(self, gain: float) -> str:
-        if gain < FREE_GAIN or self.needed is not None:
-            return "gain too small"
-        return f"gain too small for a model with {decibel(self.quality.worst[1])} dB and no target"
+    def _too_little(self, each: Hypothesis, gain: Gain) -> str:
+        if not gain.is_certain:
+            return f"other data may show no gain ({between(gain.low, gain.high)} dB)" if gain.value > 0 else "no gain"
+        if _takes_out(each) and self.free is not None and not self._beats_free(each, gain):
+            return "pt2qa.repair gives as much for free"
+        return "gain too small for its cost" if each.cost else "gain too small"
 
     def _is_small(self, each: Hypothesis) -> bool:
-        """Whether the sites of a remedy make too little of the noise for half of the least gain."""
-        return each.cause in NATURAL and -10 * math.log10(max(1 - each.share, 1e-9)) < self._least(each) / 2
-
-    def _can_gain(self) -> bool:
-        """Whether ranges and weights that fit would be better than the remedies so far."""
-        had = self.quality.worst[1]
-        gains = [found.worst[1] - had for found in self.bounds.values()]
-        return bool(gains) and (gains[0] >= FITS or gains[1] >= SPREAD)
+        """Whether a remedy would be no row even if all the noise of its sites were gone, twice over."""
+        if each.cause not in NATURAL or self.needed is not None or self.case.judge.metric is not None:
+            return False
+        most = 2 * decibels(1.0, max(1 - each.share, 1e-9))
+        return not self.worth.pays(self.quality.worst[1], most, each.cost, is_fault=False)
 
     def _add(self, each: Hypothesis) -> None:
         alone = self._gain(each, Treatment(), self.case.now)
-        in_sequence = self._gain(each, self.state, self.quality)
-        if not in_sequence >= self._least(each) or self._by_chance(each, self.state, self.quality):
-            self._reject(each, alone, "no further gain after the remedies above")
+        gain = self._gain(each, self.state, self.quality)
+        if not self._is_worth(each, gain, self.quality):
+            self._reject(each, alone.value, "no further gain after the remedies above")
             return
+        self.treatments.append(each.treatment)
         self.state = self.state.then(each.treatment)
         self.quality = self.case.judge.outcome(self.state)
         self.rows.append(
@@ -312,57 +317,90 @@ class Search:
                 module=each.name.rpartition("/")[0],
                 evidence=each.evidence,
                 remedy=each.remedy,
-                gain=alone,
-                gain_in_sequence=in_sequence,
+                gain=alone.value,
+                gain_in_sequence=gain.value,
                 cost=each.cost,
                 sentence=each.in_words,
                 others=listed(name for name in dict.fromkeys(each.others) if name != each.name),
                 source=_source(self.case.pair, each.name),
                 quality=self.quality.value,
                 how=_how(each),
+                low=gain.low,
+                high=gain.high,
+                output=gain.output if len(self.quality.outputs) > 1 else "",
             )
         )
 
-    def _gain(self, each: Hypothesis, state: Treatment, quality: Outcome) -> float:
-        """The gain of a remedy after others; nan if it cannot be applied there."""
+    def _gain(self, each: Hypothesis, state: Treatment, quality: Outcome) -> Gain:
+        """The gain of a remedy after others, at the worst output where it is worth a row; nan if it has none."""
         if each.gain is not None:
-            return each.gain
+            return Gain(each.gain)
         try:
-            return self.case.judge.outcome(state.then(each.treatment)).gain_over(quality)
+            found = self.case.judge.outcome(state.then(each.treatment))
         except Pt2qaError as error:
             self.untried.setdefault(str(error), {})[f"{each.cause} ({each.remedy})"] = None
-            return math.nan
+            return Gain()
+        outputs = quality.by_quality if found.rank >= quality.rank else quality.by_quality[:1]
+        gains = [found.gain_over(quality, output, each.unseen) for output in outputs or [""]]
+        return next((gain for gain in gains if self._is_worth(each, gain, quality)), gains[0])
 
-    def _least(self, each: Hypothesis) -> float:
-        """The smallest gain over the model with the remedies so far for which another one is a row."""
-        if self.case.judge.metric is not None:
-            return 1e-9
-        if self.needed is not None:
-            return WITH_TARGET
-        return self._least_without_target(each)
-
-    def _least_without_target(self, each: Hypothesis) -> float:
-        now, natural = self.quality.worst[1], each.cause in NATURAL
-        if each.cause in repairs.CAUSE_OF.values():
-            return GUARDED_GAIN  # on data that it was not fitted to
-        if now >= GOOD:
-            return math.inf if natural else GAIN_OF_GOOD
-        paid = bool(each.treatment.floats) or each.cause in PAID_CAUSES
-        free = each.treatment.made_of_edits and not paid
-        costly = GAIN_FOR_ALL * each.cost
-        if now < POOR or not natural:
-            return FREE_GAIN if free else PAID_GAIN + costly
-        least = FREE_GAIN if free else (GAIN_OF_FAIR if paid else ADVICE_OF_FAIR) + costly
-        return least + SLOPE * (now - POOR)
-
-    def _by_chance(self, each: Hypothesis, state: Treatment, quality: Outcome) -> bool:
-        """Whether a metric without a target gains what the outputs do not: a few labels may be chance."""
-        aim = self.case.judge.target
-        if aim is None or aim.metric is None or not math.isinf(aim.at_least) or each.gain is not None:
+    def _is_worth(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
+        """Whether a gain is a row: certain on other data, and worth its cost; a target needs whatever is certain."""
+        if each.gain is not None:  # measured in another way, by what suggests it
+            return not each.gain <= 0
+        if not gain.is_certain or (_takes_out(each) and not self._beats_free(each, gain)):
             return False
-        before, after = quality.worst[1], self.case.judge.outcome(state.then(each.treatment)).worst[1]
-        # Where the outputs had no number only the metric can tell; one that is nan now is no gain.
-        return not (math.isnan(before) or after - before >= self._least_without_target(each))
+        aim = self.case.judge.target
+        if aim is not None and math.isfinite(aim.at_least):
+            return True
+        before = _sqnr(quality, gain.output)
+        value = gain.value
+        if quality.of_metric and quality.outputs:  # a few labels may be chance
+            value = gain.middle
+        return self.worth.pays(before, value, each.cost, is_fault=each.cause not in NATURAL)
+
+    def _beats_free(self, each: Hypothesis, gain: Gain) -> bool:
+        """Whether what takes ops out of int8 gives more than what repairs give for free, certainly."""
+        if self.free is None:
+            return True
+        if not self.free.gain_over(self.quality, gain.output).is_certain:
+            return True
+        found = self.case.judge.outcome(self.state.then(each.treatment)).gain_over(self.free, gain.output)
+        return found.is_certain and self.worth.pays(
+            _sqnr(self.free, gain.output), found.value, each.cost, is_fault=False
+        )
+
+    def _best(self, left: Sequence[tuple[Hypothesis, Gain]]) -> tuple[Hypothesis, Gain]:
+        """The remedy to take next: at the worst output, the one that leaves the least error, at its cost.
+
+        Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then
+        the one whose cause explains more.
+        """
+        order = {output: number for number, output in enumerate(self.quality.by_quality)}
+        unmeasured = [found for found in left if math.isnan(found[1].value)]
+        if unmeasured:
+            return unmeasured[0]
+        first = min(order.get(gain.output, 0) for _, gain in left)
+        there = [found for found in left if order.get(found[1].output, 0) == first]
+
+        def left_over(found: tuple[Hypothesis, Gain]) -> float:
+            each, gain = found
+            if self.case.judge.metric is not None and each.gain is None:
+                return self.worth.macs * each.cost - gain.value
+            before = _sqnr(self.quality, gain.output)
+            return self.worth.after(gain.value if math.isnan(before) else before + gain.value, each.cost)
+
+        best = min(there, key=left_over)
+        alike = [found for found in there if found is best or _is_alike(found[1], best[1])]
+        return min(
+            alike,
+            key=lambda found: (
+                bool(found[0].cost),
+                not found[0].treatment.made_of_edits,
+                ORDER[found[0].cause],
+                -found[1].value,
+            ),
+        )
 
     def _reject(self, each: Hypothesis, gain: float, reason: str) -> None:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
@@ -371,10 +409,11 @@ class Search:
 FITTED: Final = ("range", "bias", "round", "shift", "smooth")
 """Edits that change how much noise their ops make in int8."""
 
-PAID_CAUSES: Final = frozenset({"precision", "outlier-channel", "bad-sample"})
-"""Causes whose remedy is always costly, whatever it takes out of int8."""
+COSTLY: Final = frozenset({"precision", "outlier-channel"})
+"""Causes whose remedy may take ops out of int8, which comes after all that is free."""
 
-NATURAL: Final = PAID_CAUSES | {
+NATURAL: Final = COSTLY | {
+    "bad-sample",
     "narrow-calibration",
     "wide-calibration",
     "calibration-outlier",
@@ -384,8 +423,8 @@ NATURAL: Final = PAID_CAUSES | {
 """Causes that are a matter of degree: a sound model has them, too, only smaller."""
 
 
-def _is_free(each: Hypothesis) -> bool:
-    return each.treatment.made_of_edits and not each.treatment.floats
+def _takes_out(each: Hypothesis) -> bool:
+    return each.cause in COSTLY and bool(each.treatment.floats or each.treatment.exact)
 
 
 def _figure_row(name: str, found: Outcome) -> FigureRow:
@@ -405,18 +444,12 @@ def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
     return list({(each.cause, each.name, each.remedy): each for each in hypotheses}.values())
 
 
-def _best(left: Sequence[tuple[Hypothesis, float]]) -> tuple[Hypothesis, float]:
-    """The remedy to take next: the largest gain, of which those that cost something count less.
+def _is_alike(gain: Gain, best: Gain) -> bool:
+    return gain.value >= ALIKE * best.value if math.isfinite(best.value) else gain.value == best.value
 
-    Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then the
-    one whose cause explains more.
-    """
-    weight = {id(each): PAID * (1 - each.cost) if each.cost else 1.0 for each, _ in left}
-    # Not even an infinite gain counts with a weight of 0: the product would be nan, which no order has a place for.
-    score = {id(each): weight[id(each)] and weight[id(each)] * gain for each, gain in left}
-    best = max(score.values())
-    alike = [(each, gain) for each, gain in left if score[id(each)] >= min(best - ALIKE, 0.9 * best)]
-    return min(alike, key=lambda found: (not found[0].treatment.made_of_edits, ORDER[found[0].cause], -found[1]))
+
+def _sqnr(found: Outcome, output: str) -> float:
+    return dict(found.outputs).get(output, found.worst[1])
 
 
 def _source(pair: QuantizedPair, name: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pt2qa._diagnosis.rows import signed
+from pt2qa._decibels import LOW_SQNR
+from pt2qa._diagnosis.rows import between, signed
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted, few
 from pt2qa.plugins import GenericPlugin, describe
@@ -21,7 +22,8 @@ MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
 
 
-def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
+def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
+    after = search.quality if after is None or not search.state.made_of_edits else after
     case, rows, needed = search.case, search.rows, search.needed
     unit = unit_of(case)
     now = _quality(case.now, unit)
@@ -34,7 +36,7 @@ def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
             found += f". The target, {number(needed)}, is not met"
-        return f"{found}."
+        return f"{found}.{_from_repair(search)}"
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):
@@ -45,26 +47,37 @@ def verdict_of(search: Search, after: Outcome, *, interrupted: bool) -> str:
     if needed is not None and case.now.value >= needed:
         return f"Nothing to do: {now}, the target is {number(needed)}."
     if needed is not None:
-        return f"{now}; no remedy reaches the target, {number(needed)}."
+        return f"{now}; no remedy reaches the target, {number(needed)}.{_from_repair(search)}"
     found = _spread(case)
+    if search.repair_helps:
+        return f"No cause found: {now}{found}.{_from_repair(search)}"
     best = max((each.worst[1] for each in search.bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
-    if best < LOW:
+    rest = _from_repair(search)
+    if best < LOW_SQNR:
         return (
             f"{now}. The model itself amplifies rounding errors: even with ranges fitted per channel, 8 bits give "
-            f"{decibel(best)} dB{found}."
+            f"{decibel(best)} dB{found}.{rest}"
         )
     if whole := case.pair.program.whole_graphs:
-        return f"No cause found: {now}{found}. The noise inside {few(case.names(sorted(whole)))} is not attributed."
-    if case.now.worst[1] < LOW:
+        return (
+            f"No cause found: {now}{found}. The noise inside {few(case.names(sorted(whole)))} is not attributed.{rest}"
+        )
+    if case.now.worst[1] < LOW_SQNR:
         holder = _holder(case)
         if holder is None:
-            return f"No single cause: {now}{found}."
-        return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}."
-    return f"Nothing to do: {now}{found}."
+            return f"No single cause: {now}{found}.{rest}"
+        return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"
+    return f"Nothing to do: {now}{found}.{rest}"
 
 
-LOW = 20.0
-"""dB below which 8 bits with the best ranges are too few."""
+def _from_repair(search: Search) -> str:
+    """What repairs give for free after the rows; empty where they were not tried."""
+    gain = search.from_repair
+    if gain is None or math.isnan(gain.value):
+        return ""
+    if not search.repair_helps:
+        return f" Ranges as pt2qa.repair fits them change it by {signed(gain.value)} dB."
+    return f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on other data)."
 
 
 def unit_of(case: Case) -> str:
@@ -73,11 +86,13 @@ def unit_of(case: Case) -> str:
     return "dB" if aim is None or aim.metric is None else aim.name
 
 
-def next_command(search: Search, after: Outcome, *, interrupted: bool) -> str:
+def next_command(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
     target = search_target(search, after)
+    if not search.rows and search.repair_helps and search.needed is None:
+        return "pt2qa.repair(pair, batches)"
     if target is not None:
         return f"pt2qa.reconfigure(pair, batches, target={target:g})"
     if not search.rows:
@@ -92,12 +107,36 @@ def next_command(search: Search, after: Outcome, *, interrupted: bool) -> str:
     return f"pt2qa.quantize(capture, {quantizer}, {data}{overrides})"
 
 
-def search_target(search: Search, after: Outcome) -> float | None:
+def search_target(search: Search, after: Outcome | None) -> float | None:
     """What a search for another configuration should reach; None if there is nothing to search for."""
     poor, needed = search.case.now.worst[1], search.needed
-    if not search.rows and needed is None and poor < LOW:
+    if not search.rows and needed is None and poor < LOW_SQNR:
         return math.ceil(poor) + 3
-    return None if needed is None or after.value >= needed else needed
+    value = search.quality.value if after is None else after.value
+    return None if needed is None or value >= needed else needed
+
+
+def target_of(search: Search) -> str:
+    """``at least 0.9543, 99 % of float``; empty without a target."""
+    aim, needed = search.case.judge.target, search.needed
+    if needed is None or aim is None:
+        return ""
+    part = aim.at_least if aim.of_float else 1 - search.worth.least if math.isinf(aim.at_least) else 0.0
+    return f"at least {needed:g}{f', {100 * part:g} % of float' if part else ''}"
+
+
+def story_of(search: Search, after: Outcome | None) -> str:
+    """``float 0.96 -> int8 0.11 -> with the remedies 0.95 -> on the kernels 23.1 dB``."""
+    judge, unit = search.case.judge, unit_of(search.case)
+    steps = [] if judge.metric is None else [f"float {number(judge.float_value)} {unit}"]
+    steps.append(f"int8 {_value(search.case.now, unit)}")
+    many = "remedy" if len(search.rows) == 1 else "remedies"
+    if after is not None:
+        steps.append(f"with the {many} {_value(after, unit)}")
+    if not search.state.made_of_edits:
+        steps.append(f"with the advice {_value(search.quality, unit)}")
+    steps += [f"on the kernels {decibel(row.sqnr)} dB" for row in search.deployed[-1:]]
+    return " -> ".join(steps) if len(steps) > 1 else ""
 
 
 def _value(found: Outcome, unit: str) -> str:

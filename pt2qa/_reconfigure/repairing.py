@@ -126,7 +126,7 @@ def repair(
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",
-        met=int(bool(final.state.edits) and after.gain_over(before) >= LEAST_GAIN),
+        met=int(bool(final.state.edits) and after.gain_over(before).value >= LEAST_GAIN),
     )
 
 
@@ -155,7 +155,7 @@ def _verdict(before: Outcome, after: Outcome, edits: Sequence[Edit]) -> str:
     if not edits:
         return f"Nothing to repair: no method gains on held-out data; SQNR {before.value:.4g} dB."
     gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
-    if not after.gain_over(before) >= LEAST_GAIN:
+    if not after.gain_over(before).value >= LEAST_GAIN:
         return f"Hardly any gain: {gain}. The gain on calibration data does not carry over to these batches."
     text = f"Repaired at no cost at run time: {gain}"
     if not math.isnan(before.labels):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
-from pt2qa._ranks import same_everywhere
+from pt2qa._ranks import batches_before, same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import with_roundings
 from pt2qa._simulator.batches import as_batch
@@ -85,14 +86,14 @@ class Judge:
             self.bar.update()
             self.measured += 1
             pair = self.pair_with(treatment)
-            simulator = self._simulator(pair, treatment)
-            model = SimulatedModel(pair, self._sites_on(pair, treatment), simulator)
+            on = self._sites_on(pair, treatment)
+            model, *apart = (SimulatedModel(pair, on, each) for each in self._simulators(pair, treatment))
             reference = self.reference.of(pair)
             runs = functools.partial(self._outcome, reference, model)
             if treatment == Treatment():
                 found = runs(lambda item: self.outputs(item.values, key=item.key))
             elif treatment.plays:
-                found = runs(self._counted(model.of_item))
+                found = runs(self._counted(lambda item: self._judging(item, model, apart).of_item(item)))
             else:
                 try:
                     found = runs(self._counted(verified_run(pair)))
@@ -138,14 +139,18 @@ class Judge:
     def of_float(self) -> float:
         """The user's metric of the float model; it must be a number, as others are relative to it."""
         assert self.target is not None
-        self.forwards += self._batches
-        value = self._metric(SimulatedModel(self.pair, frozenset()))
-        if math.isnan(value):
+        if math.isnan(self.float_value):
             raise SelectionError(
                 f"target: {self.target.name} of the float model is NaN, so no share of it can be reached. Return a "
                 "number, or pass of_float=False."
             )
-        return value
+        return self.float_value
+
+    @functools.cached_property
+    def float_value(self) -> float:
+        """The user's metric of the float model."""
+        self.forwards += self._batches
+        return self._metric(SimulatedModel(self.pair, frozenset()))
 
     def pair_with(self, treatment: Treatment) -> QuantizedPair:
         """The pair that a treatment quantizes; what it plays is not in it."""
@@ -231,12 +236,38 @@ class Judge:
             on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
         return frozenset(on)
 
-    def _simulator(self, pair: QuantizedPair, treatment: Treatment) -> Simulator:
-        if not treatment.played:
-            return pair.simulator
+    def _simulators(self, pair: QuantizedPair, treatment: Treatment) -> list[Simulator]:
+        """That of a treatment; then, if it was fitted to the evaluation data, one for each fold of these."""
+        program = pair.program
+        if treatment.restored:
+            constants = (
+                replace(each, weight_site=None, stored=each.reference)
+                if (each.reader, each.argument) in treatment.restored
+                else each
+                for each in program.constants
+            )
+            program = replace(program, constants=tuple(constants))
         instead = dict(treatment.played)
-        roundings = {index: instead[place].value for index, place in places_of(pair).items() if place in instead}
-        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+        places = {index: instead[place] for index, place in places_of(pair).items() if place in instead}
+        found = [pair.simulator] if program is pair.program and not places else []
+        folds = max((len(each.apart) for each in places.values()), default=0)
+        for fold in range(-1 if not found else folds, folds):
+            roundings = {
+                index: each.value if fold < 0 or not each.apart else each.apart[fold] for index, each in places.items()
+            }
+            found.append(Simulator(with_roundings(program, roundings), fused=pair.simulator.fused))
+        return found
+
+    def _judging(self, item: Item, model: SimulatedModel, apart: Sequence[SimulatedModel]) -> SimulatedModel:
+        """What was fitted without the fold of a batch."""
+        return apart[self.folds[item.key]] if apart else model
+
+    @functools.cached_property
+    def folds(self) -> dict[str, int]:
+        """The fold of each batch by digest: every second one of all ranks is in the second."""
+        distinct = dict.fromkeys(item.key for item in self.reference)
+        first = batches_before(lambda: len(distinct))
+        return {key: (first + number) % 2 for number, key in enumerate(distinct)}
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
         def counted(item: Item) -> Any:
@@ -250,7 +281,7 @@ class Judge:
             return outcome_of(reference, run)
         self.forwards += self._batches
         if not self.sqnr:
-            return Outcome(self._metric(model), ())
+            return Outcome(self._metric(model), (), of_metric=True)
         return outcome_of(reference, run, functools.partial(self._metric, model))
 
     def _metric(self, model: Callable[..., Any]) -> float:

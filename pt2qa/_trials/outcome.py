@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,13 @@ from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, float64
 from pt2qa._ranks import everywhere
 from pt2qa._simulator.batches import count_samples
+from pt2qa._trials.evidence import Gain, interval
 from pt2qa._trials.reference import Item, Reference
 from pt2qa.errors import SelectionError
+
+
+def _nothing() -> Tensor:
+    return torch.zeros(0, 0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,11 @@ class Outcome:
         missing: which outputs have no number, and why.
         worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
         worst_sample_share: its share of the noise of all samples, 0..1.
-        without_worst: SQNR over all samples but that one.
         labels: share of samples whose largest score is at the same class as in the float model; nan without classes.
+        signal: sums of squares by output and sample, float64 of shape (outputs, samples); by batch if outputs have no
+            axis of samples.
+        noise: the same of the errors.
+        of_metric: whether the value is the user's metric.
     """
 
     value: float
@@ -39,8 +47,10 @@ class Outcome:
     worst_sample: int = -1
     worst_sample_sqnr: float = math.nan
     worst_sample_share: float = math.nan
-    without_worst: float = math.nan
     labels: float = math.nan
+    signal: Tensor = field(default_factory=_nothing, repr=False, compare=False)
+    noise: Tensor = field(default_factory=_nothing, repr=False, compare=False)
+    of_metric: bool = False
 
     @property
     def rank(self) -> float:
@@ -51,13 +61,44 @@ class Outcome:
     def worst(self) -> tuple[str, float]:
         return min(self.outputs, key=lambda each: -math.inf if math.isnan(each[1]) else each[1], default=("", math.nan))
 
-    def gain_over(self, other: Outcome) -> float:
-        """How much better this is; inf if only this one has a number."""
-        if math.isnan(self.value):
-            return math.nan
-        if math.isnan(other.value):
-            return math.inf
-        return 0.0 if self.value == other.value else self.value - other.value
+    @property
+    def by_quality(self) -> list[str]:
+        """The outputs, the worst first."""
+        return [name for name, _ in sorted(self.outputs, key=lambda each: (not math.isnan(each[1]), each[1]))]
+
+    def gain_over(self, other: Outcome, output: str = "", but: int = -1) -> Gain:
+        """How much better this is, at an output or at the one that was worst; value is inf if only this has a number.
+
+        With the user's metric, the value is in its unit.  ``but`` is a sample that is left out.
+        """
+        output = output or other.worst[0]
+        found = self._of_output(other, output, but)
+        return replace(found, value=_difference(other.value, self.value)) if self.of_metric else found
+
+    def _of_output(self, other: Outcome, output: str, but: int) -> Gain:
+        names = [name for name, _ in self.outputs]
+        if output not in names:
+            return Gain(_difference(other.value, self.value))
+        number = names.index(output)
+        value = _difference(other.outputs[number][1], self.outputs[number][1])
+        if not math.isfinite(value) or self.noise.shape != other.noise.shape or not self.noise.numel():
+            return (
+                Gain(value, output=output, low=value, high=value) if value == math.inf else Gain(value, output=output)
+            )
+        before, after = other.noise[number], self.noise[number]
+        if but >= 0:
+            rest = torch.arange(len(before)) != but
+            before, after = before[rest], after[rest]
+            value = _difference(decibels(1.0, float(before.sum())), decibels(1.0, float(after.sum())))
+        return Gain(value, *interval(before, after), output)
+
+
+def _difference(before: float, after: float) -> float:
+    if math.isnan(after):
+        return math.nan
+    if math.isnan(before):
+        return math.inf
+    return 0.0 if before == after else after - before
 
 
 def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Outcome:
@@ -73,19 +114,20 @@ def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callabl
     absent = ((name, each) for name, each in zip(names, whole.outputs, strict=True) if math.isnan(each.sqnr))
     missing = tuple(f"{name} has no SQNR: {each.reason}" for name, each in absent)
     least = math.nan if missing else min((value for _, value in found), default=math.nan)
-    apart = whole.apart and len(whole.by_sample) > 1
-    worst = _worst_sample(whole.by_sample) if apart else (-1, math.nan, math.nan, math.nan)
+    signal, noise = whole.by_unit()
+    apart = whole.apart and signal.shape[1] > 1
+    worst = _worst_sample(signal.sum(0), noise.sum(0)) if apart else (-1, math.nan, math.nan)
     value = least if metric is None else metric()
     labels = whole.same / whole.counted if whole.counted else math.nan
-    return Outcome(value, found, missing, whole.samples, *worst, labels)
+    return Outcome(value, found, missing, whole.samples, *worst, labels, signal, noise, metric is not None)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Signal and noise by output, and by sample if outputs have an axis of samples."""
+    """Signal and noise by output; and by batch, of shape (2, outputs, samples), as long as outputs have samples."""
 
     outputs: list[ErrorSums]
-    by_sample: list[tuple[float, float]] = field(default_factory=list)
+    batches: list[Tensor] = field(default_factory=list)
     apart: bool = True
     same: int = 0
     counted: int = 0
@@ -105,35 +147,39 @@ class _Sums:
                 self.same += int((ref.argmax(1) == quant.argmax(1)).sum())
                 self.counted += count
         self.apart = self.apart and all(each.dim() and each.shape[0] == count for each in item.outputs)
-        if self.apart:
-            self.by_sample += _by_sample(item.outputs, outputs, count)
+        if item.outputs:
+            rows = count if self.apart else 1
+            sums = [_sums(ref, quant, rows) for ref, quant in zip(item.outputs, outputs, strict=True)]
+            self.batches.append(torch.stack(sums, 1))
 
     def extend(self, other: _Sums) -> None:
         self.outputs = [own.merge(further) for own, further in zip(self.outputs, other.outputs, strict=True)]
-        self.by_sample += other.by_sample
+        self.batches += other.batches
         self.apart = self.apart and other.apart
         self.same += other.same
         self.counted += other.counted
         self.samples += other.samples
 
+    def by_unit(self) -> tuple[Tensor, Tensor]:
+        """Signal and noise of shape (outputs, samples); or by batch."""
+        if not self.batches:
+            return _nothing(), _nothing()
+        units = self.batches if self.apart else [each.sum(2, keepdim=True) for each in self.batches]
+        signal, noise = torch.cat(units, 2)
+        return signal, noise
 
-def _by_sample(refs: Iterable[Tensor], quants: Iterable[Tensor], count: int) -> list[tuple[float, float]]:
-    signal, noise = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
-    for ref, quant in zip(refs, quants, strict=True):
-        wide = float64(ref).reshape(count, -1)
-        signal += wide.square().sum(1).cpu()
-        noise += (wide - float64(quant).reshape(count, -1)).square().sum(1).cpu()
-    return list(zip(signal.tolist(), noise.tolist(), strict=True))
+
+def _sums(ref: Tensor, quant: Tensor, rows: int) -> Tensor:
+    wide = float64(ref).reshape(rows, -1)
+    return torch.stack([wide.square().sum(1), (wide - float64(quant).reshape(rows, -1)).square().sum(1)]).cpu()
 
 
-def _worst_sample(sums: list[tuple[float, float]]) -> tuple[int, float, float, float]:
-    """Position, SQNR and share of the noise of the worst sample, and the SQNR of all others together."""
-    known = [(decibels(signal, noise), number) for number, (signal, noise) in enumerate(sums)]
-    known = [each for each in known if not math.isnan(each[0])]
-    if not known:
-        return -1, math.nan, math.nan, math.nan
-    sqnr, number = min(known)
-    signal, noise = (sum(each[part] for each in sums) for part in (0, 1))
-    own_signal, own_noise = sums[number]
-    share = own_noise / noise if noise else math.nan
-    return number, sqnr, share, decibels(signal - own_signal, noise - own_noise)
+def _worst_sample(signal: Tensor, noise: Tensor) -> tuple[int, float, float]:
+    """Position, SQNR and share of the noise of the worst sample."""
+    pairs = zip(signal.tolist(), noise.tolist(), strict=True)
+    known = [(decibels(*each), number) for number, each in enumerate(pairs)]
+    sqnr, number = min((each for each in known if not math.isnan(each[0])), default=(math.nan, -1))
+    if number < 0:
+        return -1, math.nan, math.nan
+    whole = float(noise.sum())
+    return number, sqnr, float(noise[number]) / whole if whole else math.nan

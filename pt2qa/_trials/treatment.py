@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
@@ -30,14 +31,19 @@ def places_of(pair: QuantizedPair) -> dict[int, Place]:
 
 @dataclass(frozen=True, eq=False)
 class Substitute:
-    """What rounds at a place instead, and its parameters if it is plain quantize-dequantize."""
+    """What rounds at a place instead, and its parameters if it is plain quantize-dequantize.
+
+    ``apart`` is what was fitted in its place without the batches of each fold of the evaluation data, on which that is
+    judged; empty if it was not fitted to them, or cannot be without.
+    """
 
     value: Rounding = field(repr=False)
     params: QuantParams | None = None
+    apart: tuple[Rounding, ...] = field(default=(), repr=False)
 
 
-def with_params(params: QuantParams) -> Substitute:
-    return Substitute(rounding(params), params)
+def with_params(params: QuantParams, apart: Sequence[QuantParams] = ()) -> Substitute:
+    return Substitute(rounding(params), params, tuple(rounding(each) for each in apart))
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Treatment:
         data: to calibrate on; None: the pair's own.
         exact: places that are kept in float without an edit.
         played: by place, what rounds there instead.
+        restored: constants that are the float model's again, by their reader and the number of its argument.
         as_deployed: whether dynamic scales are computed as the kernels do.
     """
 
@@ -60,6 +67,7 @@ class Treatment:
     data: Data | None = None
     exact: frozenset[Place] = frozenset()
     played: tuple[tuple[Place, Substitute], ...] = ()
+    restored: frozenset[tuple[str, int]] = frozenset()
     as_deployed: bool = False
 
     def then(self, other: Treatment) -> Treatment:
@@ -70,8 +78,14 @@ class Treatment:
             data=self.data if other.data is None else other.data,
             exact=self.exact | other.exact,
             played=tuple(dict((*self.played, *other.played)).items()),
+            restored=self.restored | other.restored,
             as_deployed=self.as_deployed or other.as_deployed,
         )
+
+    @property
+    def without_advice(self) -> Treatment:
+        """What quantizing again applies."""
+        return replace(self, exact=frozenset(), played=(), restored=frozenset(), as_deployed=False)
 
     @property
     def kept_edits(self) -> tuple[Edit, ...]:
@@ -94,4 +108,4 @@ class Treatment:
     @property
     def made_of_edits(self) -> bool:
         """Whether quantizing again applies all of it; else it takes a change of the model or quantizer."""
-        return not (self.exact or self.played or self.as_deployed)
+        return not (self.exact or self.played or self.restored or self.as_deployed)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._simulator.data import Data
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.treatment import Treatment
 from tests.diagnosis.faults import Fault
 from tests.diagnosis.subject import Planted, Subject
 
@@ -35,8 +38,11 @@ class Outcome:
         rows: how many causes it names.
         right_cause, right_place: whether these are the planted ones; for what costs nothing, whether it is shown and no
             cause is named.
-        share: of the lost dB, how much the first remedy brings back, 0..1; nan where nothing was lost.
-        gain: of the first remedy, in dB.
+        share: of the lost dB, how much the first remedy brings back on a third set of data, 0..1; nan where nothing was
+            lost, or nothing can be applied.
+        gain, low, high: of the first remedy, in dB, and its interval.
+        third: the same gain on the third set; nan where it was measured in another way.
+        holds: whether all rows gain on the third set, as far as they are measured on outputs.
         seconds: that the diagnosis took.
         said: the verdict, or the error.
     """
@@ -53,6 +59,10 @@ class Outcome:
     right_place: bool
     share: float
     gain: float
+    low: float
+    high: float
+    third: float
+    holds: bool
     seconds: float
     said: str
 
@@ -60,6 +70,11 @@ class Outcome:
     def right(self) -> bool:
         """Whether both are."""
         return self.right_cause and self.right_place
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the gain on the third set is in the interval; None where there is no interval."""
+        return None if math.isnan(self.low + self.third) else self.low <= self.third <= self.high
 
 
 def sqnr(model: Callable[..., Any], reference: Callable[..., Any], batches: Iterable[Any]) -> float:
@@ -106,7 +121,7 @@ class Bench:
         before = self.untouched(model, quantizer)
         found, seconds = _diagnosed(planted)
         quiet = not found.rows
-        return _outcome("", model, quantizer, before, before, found, seconds, quiet, quiet)
+        return _outcome("", model, quantizer, before, before, planted, found, seconds, quiet, quiet)
 
     def planted(self, fault: Fault, model: str, quantizer: str) -> Outcome | None:
         """What it says of a fault; None where that cannot be planted."""
@@ -140,19 +155,23 @@ class Bench:
                 refused,
                 share,
                 0.0,
+                math.nan,
+                math.nan,
+                math.nan,
+                True,
                 seconds,
                 said,
             )
         if not fault.costs:
             noted = fault.note and any(re.search(fault.note, line) for line in (*found.lines(), *found.notes))
             shown = bool(noted or (fault.finding and _checked(planted, fault.finding)))
-            return _outcome(fault.id, model, quantizer, before, after, found, seconds, shown, not found.rows)
+            return _outcome(fault.id, model, quantizer, before, after, planted, found, seconds, shown, not found.rows)
         first = found.rows[0] if found.rows else None
         right = first is not None and first.cause in fault.causes
         if fault.beside:
             right = right and fault.beside in [row.cause for row in found.rows[1:]]
         place = first is not None and planted.is_place(first.name)
-        return _outcome(fault.id, model, quantizer, before, after, found, seconds, right, place)
+        return _outcome(fault.id, model, quantizer, before, after, planted, found, seconds, right, place)
 
 
 def _checked(planted: Planted, rule: str) -> bool:
@@ -169,10 +188,34 @@ def _checked(planted: Planted, rule: str) -> bool:
 
 def _diagnosed(planted: Planted) -> tuple[pt2qa.Diagnosis, float]:
     begun = time.monotonic()
+    batches, evaluation, _ = thirds(planted.evaluation)
     found = pt2qa.diagnose(
-        planted.pair, planted.evaluation, deployed=planted.deployed, verify_code=False, progress=False
+        planted.pair,
+        batches,
+        evaluation=evaluation,
+        deployed=planted.deployed,
+        verify_code=False,
+        progress=False,
     )
     return found, time.monotonic() - begun
+
+
+def thirds(batches: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """What analyses read, what they are measured on, and what the bench measures their gains on."""
+    return batches[2::3], batches[1::3], batches[::3]
+
+
+def _on_third(planted: Planted, found: pt2qa.Diagnosis) -> list[float]:
+    """The gain of each row in sequence on the third set, in dB at its output; nan where it was measured otherwise."""
+    judge = Judge(planted.pair, Data("third", thirds(planted.evaluation)[2]), None, "third")
+    state, before, gains = Treatment(), judge.outcome(Treatment()), list[float]()
+    for row, treatment in zip(found.rows, found.treatments, strict=True):
+        state = state.then(treatment)
+        after = judge.outcome(state)
+        gain = after.gain_over(before, row.output).value
+        gains.append(math.nan if row.how in ("compared", "deployed") else gain)
+        before = after
+    return gains
 
 
 def _outcome(
@@ -181,6 +224,7 @@ def _outcome(
     quantizer: str,
     before: float,
     after: float,
+    planted: Planted,
     found: pt2qa.Diagnosis,
     seconds: float,
     right_cause: bool,
@@ -188,10 +232,13 @@ def _outcome(
 ) -> Outcome:
     first = found.rows[0] if found.rows else None
     gain = math.nan if first is None else first.gain
+    gains = _on_third(planted, found) if found.rows else []
+    third = gains[0] if gains else math.nan
     lost = before - after
     share = math.nan
-    if fault and not lost < LEAST_LOSS:
-        share = 0.0 if math.isnan(gain) else 1.0 if math.isinf(gain) else min(max(gain / lost, 0.0), 1.0)
+    if fault and not lost < LEAST_LOSS and (first is None or not math.isnan(gain)):
+        real = gain if math.isnan(third) else third
+        share = 0.0 if first is None else 1.0 if math.isinf(real) else min(max(real / lost, 0.0), 1.0)
     return Outcome(
         fault,
         model,
@@ -205,6 +252,10 @@ def _outcome(
         right_place,
         share,
         gain,
+        math.nan if first is None else first.low,
+        math.nan if first is None else first.high,
+        third,
+        all(math.isnan(each) or each > 0 for each in gains),
         seconds,
         found.verdict,
     )
@@ -217,14 +268,19 @@ class Score:
     Attributes:
         diagnosed: how many planted faults were diagnosed.
         right: share of them whose first cause and place are the planted ones, 0..1.
-        brought_back: median share of the lost dB that the first remedy brings back, 0..1.
-        untouched, false_alarms: how many untouched models, and for how many of them a cause is named.
+        brought_back, mean_back: median and mean share of the lost dB that the first remedy brings back, 0..1.
+        within: share of the gains with an interval that hold the one on the third set, 0..1.
+        untouched, false_alarms: how many untouched models; how many of them have a row that does not hold on the third
+            set.
         unplanted: faults that cost too little to count, as ``fault model quantizer``.
     """
 
     diagnosed: int
     right: float
     brought_back: float
+    mean_back: float
+    within: float
+    intervals: int
     untouched: int
     false_alarms: int
     unplanted: tuple[str, ...]
@@ -236,13 +292,17 @@ def score(outcomes: Sequence[Outcome], faults: dict[str, Fault]) -> Score:
     healthy = [each for each in outcomes if not each.fault]
     costly = [each for each in planted if faults[each.fault].costs]
     weak = [each for each in costly if each.untouched - each.planted < LEAST_LOSS]
-    shares = [each.share for each in costly if each not in weak]
+    shares = [each.share for each in costly if each not in weak and not math.isnan(each.share)]
+    within = [each.within for each in outcomes if each.within is not None]
     return Score(
         len(planted),
         sum(each.right for each in planted) / len(planted) if planted else math.nan,
         median(shares) if shares else math.nan,
+        mean(shares) if shares else math.nan,
+        mean(within) if within else math.nan,
+        len(within),
         len(healthy),
-        sum(not each.right for each in healthy),
+        sum(not each.holds for each in healthy),
         tuple(f"{each.fault} {each.model} {each.quantizer}" for each in weak),
     )
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tests.zoo import models as zoo
 
-BATCH, CALIBRATION, EVALUATION = 8, 16, 4
-"""Samples of a batch, batches that calibrate, batches that are evaluated."""
+BATCH, CALIBRATION, EVALUATION = 8, 16, 12
+"""Samples of a batch, batches that calibrate, batches that the model receives in use: three sets of 32 samples."""
 
 REAL_BATCH = 5
 """Samples of a batch of real data."""

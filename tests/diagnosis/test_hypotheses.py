@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ from pt2qa._sensitivity.ranges import observe
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import Constant, QuantParams, Site
 from pt2qa._trials.judge import Judge
-from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Treatment
 from tests.flows import quantized_pair
 
@@ -41,17 +41,18 @@ def test_a_remedy_ends_with_the_call_that_applies_it(case: Case) -> None:
     narrow = pt2qa.diagnose(case.pair, case.data.batches, verify_code=False, progress=False).rows[0]
     assert narrow.cause == "narrow-calibration"
     assert narrow.remedy.endswith(": pt2qa.quantize(capture, 'xnnpack', batches)")
-    figures = Outcome(
-        10.0,
-        (("output", 10.0),),
-        samples=100,
-        worst_sample=3,
-        worst_sample_share=0.9,
-        worst_sample_sqnr=2.0,
-        without_worst=30.0,
-    )
-    (sample,) = bad_sample(figures)
+
+
+def test_a_bad_sample_is_one_that_calibration_saw_and_is_judged_by_all_others(case: Case) -> None:
+    assert case.judge.recipe is not None
+    worst = replace(case.now, worst_sample=9, worst_sample_share=0.9)
+    assert list(bad_sample(case, Treatment(), worst)) == []  # calibration has none of the evaluation batches
+    (sample,) = bad_sample(case, Treatment(data=case.data), worst)
+    assert sample.unseen == 9
+    assert sample.treatment.data is not None
+    assert [*map(id, sample.treatment.data.batches)] == [id(each) for n, each in enumerate(case.data.batches) if n != 1]
     assert "pt2qa.find_bad_cases(pair, batches)" in sample.remedy
+    assert list(bad_sample(case, Treatment(data=case.data), replace(worst, worst_sample_share=0.4))) == []
 
 
 def test_a_site_that_is_left_in_float_is_written_as_an_edit(case: Case) -> None:

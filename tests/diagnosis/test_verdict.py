@@ -11,6 +11,7 @@ from pt2qa import Target
 from pt2qa._diagnosis.rows import CauseRow
 from pt2qa._diagnosis.verdict import verdict_of
 from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Treatment
 
 
 def score(model: Any) -> float:
@@ -20,7 +21,16 @@ def score(model: Any) -> float:
 def searched(now: Outcome, needed: float, *rows: CauseRow) -> Any:
     judge = SimpleNamespace(target=Target(needed, metric=score))
     case = SimpleNamespace(now=now, fault=None, judge=judge)
-    return SimpleNamespace(case=case, rows=rows, needed=needed, bounds={})
+    return SimpleNamespace(
+        case=case,
+        rows=rows,
+        needed=needed,
+        bounds={},
+        from_repair=None,
+        repair_helps=False,
+        state=Treatment(),
+        quality=now,
+    )
 
 
 @pytest.mark.parametrize("needed", [-0.4, 0.0, 3.0])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 from typing import Any
+
+from torch import Tensor
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._ranks import batches_before, everywhere
@@ -13,12 +17,15 @@ from pt2qa._report.prose import counted
 from pt2qa._sensitivity.ranges import Observed, use_of
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Treatment
 
-FEWEST_SAMPLES = 4
-HALF, MOST = 0.5, 0.8
-"""Least share of the noise that one sample causes; ``MOST`` to be named before the precision of ops."""
+HALF = 0.5
+"""Least share of the noise that one sample causes."""
+
+OTHER_UNIT = 1.5
+"""How many times larger or smaller the inputs of calibration are, if the input itself is at fault."""
 
 ALONE = 0.5
 """A batch is an outlier if, without it, less than this share of a range is left."""
@@ -49,6 +56,8 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     wide = sum(each for site, each in weight.items() if _stays_within(case.ranges[site], seen[site])) > half
     if not (narrow or wide):
         return  # samples of one kind differ as much
+    if by_input(case) is not None:
+        return  # one reason for all of them
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
     evidence = (
@@ -68,19 +77,75 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     )
 
 
-def bad_sample(now: Outcome, least: float = HALF) -> Iterator[Hypothesis]:
-    if now.samples < FEWEST_SAMPLES or not now.worst_sample_share >= least:
+def inputs(case: Case) -> Iterator[Hypothesis]:
+    """A model input that calibration saw in another unit; no model runs for that."""
+    found = by_input(case)
+    if found is not None:
+        name, ratio = found
+        how = f"{number(max(ratio, 1 / ratio))} x {'larger' if ratio > 1 else 'smaller'}" if ratio else "all zero"
+        yield Hypothesis(
+            cause="wide-calibration" if ratio > 1 else "narrow-calibration",
+            name=name,
+            evidence=f"the values of {name} in the calibration data are {how}{' than those in use' if ratio else ''} "
+            "(root mean square of the batch in the middle)",
+            remedy="calibrate on data like the model's inputs in use, with the same preprocessing: "
+            f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
+            treatment=Treatment(data=case.data),
+            sentence=f"the calibration data have {name} in another unit than the data in use",
+        )
+
+
+def by_input(case: Case) -> tuple[str, float] | None:
+    """The input that is most different in the calibration data, and how many times larger it is there."""
+    recipe = case.judge.recipe
+    if recipe is None or recipe.data is None or not case.is_calibrated_on_others:
+        return None
+    seen, found = (_sizes(case, data) for data in (recipe.data, case.data))
+    ratios = {name: seen[name] / size for name, size in found.items() if size > 0 and name in seen}
+    apart = {name: max(each, 1 / each) if each else math.inf for name, each in ratios.items()}
+    worst = max(apart, key=lambda name: apart[name], default="")
+    return (worst, ratios[worst]) if worst and apart[worst] >= OTHER_UNIT else None
+
+
+def _sizes(case: Case, data: Data) -> dict[str, float]:
+    """The root mean square of each floating-point input, in the batch in the middle."""
+    program = case.pair.program
+    sizes: list[tuple[str, float]] = []
+    for batch in data:
+        values = case.pair.values(batch)
+        counted = case.counted(data, batch, values)
+        read = values if counted is None else counted.inputs(values)
+        for slot, value in zip(program.inputs, read, strict=True):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+                sizes.append((program.input_names[program.inputs.index(slot)], float(value.double().square().mean())))
+    by_name: dict[str, list[float]] = {}
+    for name, size in (each for own in everywhere(sizes) for each in own):
+        by_name.setdefault(name, []).append(size)
+    return {name: median(found) ** 0.5 for name, found in by_name.items()}
+
+
+def bad_sample(case: Case, state: Treatment, now: Outcome) -> Iterator[Hypothesis]:
+    """The worst sample, if calibration saw it: without its batch, the ranges are those of all others."""
+    recipe = case.judge.recipe
+    own = state.data if state.data is not None else None if recipe is None else recipe.data
+    if own is None or not now.worst_sample_share >= HALF:
+        return
+    read = [(item.key, count_samples(item.values)) for item in case.judge.reference]
+    ends = list(itertools.accumulate(count for found in everywhere(read) for _, count in found))
+    keys = [key for found in everywhere(read) for key, _ in found]
+    worst = keys[next(number for number, end in enumerate(ends) if now.worst_sample < end)]
+    left = [digest_of(case.pair.values(batch)) != worst for batch in own]
+    if all(all(found) for found in everywhere(left)) or not any(any(found) for found in everywhere(left)):
         return
     yield Hypothesis(
         cause="bad-sample",
         name="",
         evidence=f"sample {now.worst_sample} accounts for {share(now.worst_sample_share)} % of the noise of "
-        f"{now.samples} samples and has {decibel(now.worst_sample_sqnr)} dB; the others have "
-        f"{decibel(now.without_worst)} dB",
-        remedy="check that it was preprocessed like the others; if the model receives such data in use, calibrate with "
-        "it: pt2qa.find_bad_cases(pair, batches) keeps its inputs",
-        treatment=Treatment(),
-        gain=now.without_worst - now.worst[1],
+        f"{now.samples} samples, has {decibel(now.worst_sample_sqnr)} dB, and calibrates the model",
+        remedy="calibrate without its batch, and check that it was preprocessed like the others: "
+        "pt2qa.find_bad_cases(pair, batches) keeps its inputs",
+        treatment=Treatment(data=Data("calibration without this batch", _Left(own.batches, left), own.inputs_of)),
+        unseen=now.worst_sample,
     )
 
 
@@ -129,7 +194,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 treatment=Treatment(
                     data=Data(
                         f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
-                        _Without(own.batches, batch - first),
+                        _Left(own.batches, [number != batch - first for number in range(len(filled))]),
                         own.inputs_of,
                     )
                 ),
@@ -137,14 +202,14 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         )
 
 
-class _Without:
-    """An iterable without one item; it starts over as often as the whole does."""
+class _Left:
+    """An iterable with some of its items; it starts over as often as the whole does."""
 
-    def __init__(self, batches: Iterable[Any], missing: int) -> None:
-        self.batches, self.missing = batches, missing
+    def __init__(self, batches: Iterable[Any], left: Sequence[bool]) -> None:
+        self.batches, self.left = batches, left
 
     def __iter__(self) -> Iterator[Any]:
-        return (item for number, item in enumerate(self.batches) if number != self.missing)
+        return itertools.compress(self.batches, self.left)
 
 
 def _width(ends: tuple[float, float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +11,12 @@ from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.worth import Worth
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
-
-LOST = 1.0
-"""Least SQNR in dB that the kernels cost."""
 
 
 def kernels(case: Case, backend: Any) -> tuple[DeployedReport, list[Hypothesis]]:
@@ -55,7 +54,7 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
     if not report.suspects or "converted" not in by_name or "deployed" not in by_name:
         return
     converted, deployed = by_name["converted"].sqnr, by_name["deployed"].sqnr
-    if not converted - deployed >= LOST:
+    if not Worth().pays(deployed, converted - deployed, 0.0, is_fault=True):
         return
     worst = report.suspects[0]
     costly = Hypothesis(
@@ -67,7 +66,7 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
         remedy=f"use another kernel or float for {few([row.name for row in report.suspects])}; see the notes of "
         "diagnosis.reports['deployed'] for known issues",
         treatment=Treatment(),
-        gain=converted - deployed,
+        gain=math.nan,
     )
     if program is None or case.judge.recipe is None:
         yield costly

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
 from pt2qa._repair.guard import Method, guarded
+from pt2qa._repair.ranges import Ranges
 from pt2qa._report.prose import counted
+from pt2qa._simulator.batches import count_samples, plain_batch
 from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.treatment import Treatment, places_of, with_params
+from pt2qa.errors import SelectionError
 
 CAUSE_OF: Final = {
     "shifting": "norm-offsets",
@@ -58,6 +64,68 @@ def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hy
         remedy=f"{method.name}, as pt2qa.repair does: {counted(len(edits), 'edit')} in the plan",
         treatment=Treatment(edits=edits),
     )
+
+
+ENOUGH = 16
+"""Calibration samples that show what a repair gives."""
+
+
+def bound(case: Case, state: Treatment) -> Outcome | None:
+    """What :func:`pt2qa.repair` gives at least, for free: its ranges, fitted to a few calibration batches.
+
+    Evaluation batches that are among these are judged with what was fitted to others.  None where it has nothing to
+    fit, or nothing to change.
+    """
+    data, _ = calibration_of(case, state)
+    if data is None:
+        return None
+    judge = case.judge
+    pair = judge.pair_with(state)
+    folds = Folds.of(pair, replace(data, batches=_First(pair, data)))
+    shared = {digest: judge.folds[digest] for digest in folds.fold_of if digest in judge.folds}
+    folds = replace(folds, fold_of={**folds.fold_of, **shared})
+    try:
+        look = Ranges.look(pair, folds)
+    except SelectionError:
+        return None
+    whole = look.fit((0, 1))
+    if not whole.edits:
+        return None
+    apart = (look.fit([1]), look.fit([0])) if any(everywhere(bool(shared))) else ()
+    places = places_of(pair)
+    best: Outcome | None = None
+    for fit, *others in zip(*((each, *each.weaker) for each in (whole, *apart)), strict=True):
+        params, *without = (
+            {site: params for group, params in each.groups.items() for site in group.sites} for each in (fit, *others)
+        )
+        sites = dict.fromkeys(site for each in (params, *without) for site in each)
+        own = {site: pair.sites[site].params for site in sites}
+        played = tuple(
+            (places[site], with_params(params.get(site, own[site]), [each.get(site, own[site]) for each in without]))
+            for site in sites
+        )
+        found = judge.outcome(state.then(Treatment(played=played)))
+        if best is not None and not found.rank > best.rank:
+            break
+        best = found
+    return best
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first batches that have enough samples, but two at least."""
+
+    pair: QuantizedPair
+    data: Data
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = 0
+        for number, item in enumerate(self.data.batches):
+            if number > 1 and samples >= ENOUGH:
+                return
+            batch = plain_batch(item) if self.data.inputs_of is None else self.data.inputs_of(item)
+            samples += count_samples(self.pair.values(batch))
+            yield item
 
 
 def _noisiest(case: Case, ops: Sequence[str]) -> tuple[str, ...]:

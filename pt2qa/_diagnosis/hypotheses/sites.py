@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,15 @@ from torch import Tensor
 
 from pt2qa._check.masks import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
-from pt2qa._diagnosis.case import FEWEST_STEPS, OUTLIER, Case, Hypothesis
+from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis, weight_axis
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.ranges import use_of
+from pt2qa._sensitivity.played import EPSILON, INTEGERS, fitted, fitted_weight
+from pt2qa._sensitivity.ranges import Observed, use_of
+from pt2qa._sensitivity.roundings import Rounding, rounding
+from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import Site
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Substitute, Treatment, with_params
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import OUTPUT
 
@@ -73,11 +77,11 @@ def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
 
 def floored(case: Case) -> Iterator[Hypothesis]:
     """Sites whose scale is the smallest that an observer gives, where their values need a smaller one."""
-    fitted = {**case.fitted, **case.fitted_weights}
+    instead = {**case.fitted, **case.fitted_weights}
     low = [
         site.index
         for site in case.pair.sites
-        if site.index in fitted and site.params.scale is not None and _is_at_floor(site.params.scale)
+        if site.index in instead and site.params.scale is not None and _is_at_floor(site.params.scale)
     ]
     low = [index for index in low if _needs_less(case, index)]
     if low:
@@ -89,7 +93,7 @@ def floored(case: Case) -> Iterator[Hypothesis]:
             evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the observer's "
             "eps, and the values need a smaller one",
             remedy="configure these observers with a smaller eps, such as observer.with_args(eps=1e-9)",
-            treatment=case.played(fitted, low),
+            treatment=case.played(instead, low),
             sentence="the observer's smallest scale, its eps, is too large for the values",
         )
 
@@ -115,20 +119,32 @@ def _needs_less(case: Case, index: int) -> bool:
     return 0 < largest < site.params.largest_scale * (site.params.quant_max - site.params.quant_min) / 8
 
 
-def too_few_steps(case: Case) -> Iterator[Hypothesis]:
-    few = [site.index for site in case.static_sites if _steps(site) < FEWEST_STEPS and site.index in case.fitted]
-    worst = sorted(few, key=case.excess, reverse=True)
-    if worst:
-        site = case.pair.sites[worst[0]]
+def unused_levels(case: Case) -> Iterator[Hypothesis]:
+    """Activations whose spec leaves out integers of the dtype; with all of them, the same range has smaller steps.
+
+    Seven bits are no mistake where the quantizer's options ask for them: 16-bit accumulators saturate otherwise.
+    """
+    few = [site for site in case.static_sites if has_unused_levels(case, site) and isinstance(site.params.scale, float)]
+    if few:
+        worst = sorted(few, key=lambda site: -case.noise(site.index))
+        site = worst[0]
+        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in few}
         yield Hypothesis(
             cause="activation-scheme",
             name=site.name,
-            others=case.names(worst),
+            others=case.names([each.index for each in worst]),
             evidence=f"{counted(len(worst), 'site')} with a reduced integer range; here {site.params.dtype} "
             f"{site.params.quant_min}..{site.params.quant_max}",
             remedy="annotate the full range of the dtype (quant_min, quant_max)",
-            treatment=case.played(case.fitted, worst),
+            treatment=case.played(whole),
         )
+
+
+def has_unused_levels(case: Case, site: Site) -> bool:
+    """Whether a spec leaves out more integers than the one that a symmetric range has too many."""
+    whole = INTEGERS.get(site.params.dtype)
+    chosen = case.options.get("reduce_range") is True
+    return whole is not None and not chosen and _steps(site) < whole[1] - whole[0] - 1
 
 
 def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
@@ -212,37 +228,89 @@ def twice(case: Case) -> Iterator[Hypothesis]:
 
 
 def outliers(case: Case) -> Iterator[Hypothesis]:
+    """A few channels that need the range: scaled down here and up in the next weights, all together; else in float."""
+    worst = _with_outliers(case, PART)
+    for power in POWERS:
+        scaled = {
+            index: found for index in worst if (found := _scaled(case, case.pair.sites[index], power)) is not None
+        }
+        if scaled:
+            site = case.pair.sites[next(iter(scaled))]
+            yield Hypothesis(
+                cause="outlier-channel",
+                name=site.name,
+                others=case.names([*scaled]),
+                evidence=f"{_largest(case, site)}; {_left(case, [*scaled])}",
+                remedy="scale these channels down where they begin, and up in the weights that read them: by "
+                f"their largest values in units of the median{'' if power == 1 else f', to the power of {power:g}'}",
+                treatment=functools.reduce(Treatment.then, scaled.values()),
+            )
     for index in _with_outliers(case, NOTABLE):
         site = case.pair.sites[index]
         treatment, edit, cost = in_float(case, site)
         yield Hypothesis(
             cause="outlier-channel",
             name=site.name,
-            evidence=f"{_largest(case, site)}; a range per channel would leave "
-            f"{share(case.noise(site.index, 'by channel') / case.noise(site.index))} % of its noise (error budget)",
-            remedy=f"scale that channel down here and up in the next weights, or keep the op in float{edit}",
+            evidence=f"{_largest(case, site)}; {_left(case, [index])}",
+            remedy=f"keep the op in float{edit}, or train without the outlier",
             treatment=treatment,
             cost=cost,
         )
 
 
-def outliers_in_series(case: Case) -> Iterator[Hypothesis]:
-    """Activations one behind the other, of which the same few channels need the range."""
-    worst = _with_outliers(case, PART)
-    if len(worst) > 1:
-        site = case.pair.sites[worst[0]]
-        whole, rest = (sum(case.noise(index, variant) for index in worst) for variant in ("quantized", "by channel"))
-        yield Hypothesis(
-            cause="outlier-channel",
-            name=site.name,
-            others=case.names(worst),
-            evidence=f"{counted(len(worst), 'activation')}, of which {_largest(case, site)}; a range per channel would "
-            f"leave {share(rest / whole)} % of their noise (error budget)",
-            remedy="scale these channels down where they begin and up in the weights that read them, or train without "
-            "the outlier; the gain is that of a range per channel",
-            treatment=case.played(case.by_channel, worst),
-            share=case.share(case.noise, worst),
-        )
+def _left(case: Case, sites: list[int]) -> str:
+    whole, rest = (sum(case.noise(index, variant) for index in sites) for variant in ("quantized", "by channel"))
+    return f"a range per channel would leave {share(rest / whole)} % of the noise (error budget)"
+
+
+POWERS = (1.0, 0.5)
+"""How much of the differences between channels goes into the weights."""
+
+SCALABLE = ("conv", "linear", "relu", "prelu", "leaky_relu", "batch_norm", "layer_norm", "max_pool")
+"""Ops whose channels can be scaled from before, with no change of the float model."""
+
+
+def _scaled(case: Case, site: Site, power: float) -> Treatment | None:
+    """Plays channels scaled down at a site and up in the weights that read it; None where others read it, too."""
+    producers, steps = case.pair.program.producers, case.pair.program.steps
+    made = steps[producers[site.source]].op if site.source in producers else ""
+    axis = case.ranges[site.index].axis
+    weights = [each for each in case.pair.sites if each.kind == "weight" and each.name in site.readers]
+    if axis is None or not made.startswith(SCALABLE) or made == "relu6" or len(weights) != len(site.readers):
+        return None
+    fits = [_scaling(each, power) for each in case.seen_for(site.index)]
+    factors = fits[0][0]
+    for each in weights:
+        constant = case.constant(each)
+        if constant is None or weight_axis(constant) != 0 or constant.reference.shape[1] != len(factors):
+            return None
+
+    def at(factors: Tensor, low: float, high: float) -> Rounding:
+        rounded = rounding(fitted(low, high, *INTEGERS[site.params.dtype]))
+
+        def played(value: Tensor, *, out: Tensor | None = None) -> Tensor:
+            by = factors.to(value).view([-1 if own == axis % value.dim() else 1 for own in range(value.dim())])
+            return rounded(value / by) * by
+
+        return played
+
+    def of_weight(value: Tensor) -> Tensor:
+        by = factors.to(value).view(1, -1, *[1] * (value.dim() - 2))
+        return rounding(fitted_weight(value * by, 0))(value * by) / by
+
+    whole, *apart = (at(*each) for each in fits)
+    played = {site.index: Substitute(whole, None, tuple(apart))}
+    return case.played(played | {each.index: Substitute(of_weight) for each in weights})
+
+
+def _scaling(observed: Observed, power: float) -> tuple[Tensor, float, float]:
+    """What channels are divided by, the largest ones most and the smaller half by 1, and the range that is left."""
+    assert observed.channel_highest is not None, "ranges by channel"
+    assert observed.channel_lowest is not None, "ranges by channel"
+    low, high = observed.channel_lowest.clamp(max=0.0), observed.channel_highest.clamp(min=0.0)
+    size = high.maximum(-low)
+    factors = (size / size.median().clamp(min=EPSILON)).clamp(min=1.0) ** power
+    return factors, float((low / factors).min()), float((high / factors).max())
 
 
 PART = 0.02

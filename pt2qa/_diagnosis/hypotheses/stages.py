@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -14,15 +14,21 @@ from pt2qa._deployed.stages import Stages
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
+from pt2qa._diagnosis.worth import error
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._report.formats import decibel, number
-from pt2qa._sensitivity.played import with_roundings
-from pt2qa._simulator.simulator import Simulator
+from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment
 
-MARGIN = 10.0
-"""How far, in dB, a stage must be above the quantized model not to matter to its error."""
+MATTERS = 0.1
+"""The noise of a stage, as a share of that of the quantized model, from which on it matters."""
+
+SAME = 1e-3
+"""The root mean square of a difference, as a share, up to which constants are the same: folding reorders sums."""
+
+ALL = 0.5
+"""The share of the weights that are others, above which it is another checkpoint."""
 
 
 def changed(case: Case) -> Iterator[Hypothesis]:
@@ -43,7 +49,7 @@ def changed(case: Case) -> Iterator[Hypothesis]:
     names = list(outputs)
     for before, after in itertools.pairwise(names):
         apart = _sqnr(outputs[before], outputs[after])
-        if apart >= case.now.worst[1] + MARGIN or apart != apart:
+        if not error(apart) ** 2 > MATTERS * error(case.now.worst[1]) ** 2 or math.isnan(apart):
             continue
         cause = "capture-changed" if after == "capture" else "prepare-changed"
         whole, rest = _sqnr(outputs[before], quantized), _sqnr(outputs[after], quantized)
@@ -54,59 +60,45 @@ def changed(case: Case) -> Iterator[Hypothesis]:
             f"{decibel(whole)} dB relative to {before}, {decibel(rest)} dB relative to {after} (stages)",
             remedy="compare the two graphs op by op with pt2qa.compare_graphs; no quantizer setting can help",
             treatment=Treatment(),
-            gain=rest - whole,
+            gain=math.nan,
         )
 
 
 def constants(case: Case) -> Iterator[Hypothesis]:
-    """Weights, biases and other constants that are not the float model's, beyond rounding."""
-    apart = {
-        constant.reader: f"has {decibel(found)} dB relative to its float value"
-        for constant in case.pair.program.constants
-        if constant.site is None
-        and not constant.mutated
-        and isinstance(constant.reference, Tensor)
-        and isinstance(constant.quantized, Tensor)
-        and (found := _sqnr([constant.reference], [constant.quantized])) < SAME
-    }
-    weights = changed_weights(case)
-    apart |= {
-        case.pair.sites[site].name: f"is {number(steps)} LSB from its float value; rounding is half an LSB at most"
-        for site, steps in sorted(weights.items(), key=lambda item: item[1])
-    }
-    if not apart:
-        return
-    values = case.pair.values(case.first)
-    every = frozenset(site.index for site in case.pair.sites)
-    program = with_roundings(case.pair.program, {site: case.fitted_weights[site].value for site in weights})
-    # Only what is rounded is the quantized model's: biases and other constants are as in the float model.
-    restored_constants = tuple(replace(each, weight_site=None) for each in program.constants)
-    simulator = Simulator(replace(program, constants=restored_constants), fused=case.pair.simulator.fused)
-    case.judge.forwards += 1
-    counted = case.counted(case.data, case.first, values)
-    reference, quantized, restored = (
-        leaves_of(pytree.tree_leaves(found)) if counted is None else counted.tensors(leaves_of(found))
-        for found in (
-            case.judge.outputs(values, on=False),
-            case.judge.outputs(values),
-            simulator.run(values, on=every),
+    """Weights, biases and other constants that are not the float model's, beyond rounding; that one is played."""
+    found: list[_Changed] = [
+        (each.reader, f"has {decibel(sqnr)} dB relative to its float value", _restored(each))
+        for each in case.pair.program.constants
+        if each.site is None
+        and not each.mutated
+        and isinstance(each.reference, Tensor)
+        and isinstance(each.quantized, Tensor)
+        and error(sqnr := _sqnr([each.reference], [each.quantized])) > SAME
+        and not math.isnan(sqnr)
+    ]
+    for site, steps in changed_weights(case).items():
+        said = f"is {number(steps)} LSB from its float value; rounding is half an LSB at most"
+        found.append((case.pair.sites[site].name, said, case.played(case.fitted_weights, [site])))
+    weights = sum(site.kind == "weight" for site in case.pair.sites)
+    if len({name for name, _, _ in found}) > max(ALL * weights, 1):
+        whole = functools.reduce(Treatment.then, (treatment for _, _, treatment in found))
+        found = [(found[0][0], f"and {len(found) - 1} others are not the float model's: here it {found[0][1]}", whole)]
+        remedy = "load the weights of the float model: those of the converted graph are from another checkpoint"
+    else:
+        remedy = (
+            "load the float model's value, and find what changed it before the converted graph, such as batch norm "
+            "folding with other statistics"
         )
-    )
-    name = list(apart)[-1]
-    yield Hypothesis(
-        cause="prepare-changed",
-        name=name,
-        others=tuple(apart),
-        evidence=f"a weight or bias {apart[name]}",
-        remedy="find what changed it between the float model and the converted graph, such as batch norm folding with "
-        "other statistics",
-        treatment=Treatment(),
-        gain=_sqnr(reference, restored) - _sqnr(reference, quantized),
-    )
+    for name, said, treatment in found:
+        yield Hypothesis("prepare-changed", name, f"a weight or bias {said}", remedy, treatment)
 
 
-SAME = 60.0
-"""dB from which on two constants are the same, as folding in another order leaves them."""
+_Changed = tuple[str, str, Treatment]
+"""The op that reads a constant, how far that is from its own value, and what plays its own."""
+
+
+def _restored(constant: Constant) -> Treatment:
+    return Treatment(restored=frozenset({(constant.reader, constant.argument)}))
 
 
 def nonfinite(case: Case) -> Iterator[Hypothesis]:

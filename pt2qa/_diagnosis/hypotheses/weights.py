@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
+from pt2qa._diagnosis.hypotheses.sites import has_unused_levels
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.played import fitted_weight
@@ -47,13 +48,14 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
 def _is_coarse(case: Case, index: int) -> bool:
     """Whether a weight's own rounding error is clearly larger than it need be; not if it is another weight."""
     constant = case.constants[index]
+    site = case.pair.sites[index]
     own, fitted = (
         weight_sums(constant.reference, value, None).total.noise
         for value in (constant.by_rows, case.fitted_weights[index].value(constant.reference))
     )
-    if own <= COARSE * fitted:
+    if own <= COARSE * fitted and not has_unused_levels(case, site):
         return False
-    return _steps_apart(case.pair.sites[index], constant.reference, constant.quantized) <= CHANGED_STEPS
+    return _steps_apart(site, constant.reference, constant.quantized) <= CHANGED_STEPS
 
 
 def changed(case: Case) -> dict[int, float]:
