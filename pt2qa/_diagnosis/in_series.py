@@ -83,10 +83,10 @@ class _Series:
             return (self.sites[step.site], ()) if is_elementwise(step.function) else None
         if step.op == "cat" and not step.constants:
             return _one_origin([self.origin(read) for read in step.reads])
-        if step.function is operator.getitem and (before := self.program.producers.get(step.reads[0])) is not None:
-            bodies = self._bodies(self.program.steps[before])
-            if bodies:  # the first graph of a while_loop only says whether to go on
-                giving = bodies[1:] if op_of(self.program.steps[before].function) == "while_loop" else bodies
+        if step.function is operator.getitem:
+            before = self.program.steps[self.program.producers[step.reads[0]]]
+            if bodies := self._bodies(before):  # the first graph of a while_loop only says whether to go on
+                giving = bodies[1:] if op_of(before.function) == "while_loop" else bodies
                 return _one_origin([None if body is None else body.output(step.args[1]) for body in giving])
         clips = op_rules.keeps_order(step.function)
         if not step.reads or step.args[:1] != (Slot(step.reads[0]),) or not (clips or _picks(step)):

@@ -24,7 +24,7 @@ from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, first_ancestor
 
 
 def has_handles(graph_module: GraphModule) -> bool:
-    return any(handle_of(placed.node) is not None for placed in walk(graph_module) if placed.node.op == "call_function")
+    return any(handle_of(placed.node) is not None for placed in walk(graph_module))
 
 
 def with_common_handles(known: GraphModule, other: GraphModule) -> tuple[GraphModule, GraphModule]:

@@ -232,7 +232,7 @@ class _Lowering:
             run_on_constants(node, lambda arg: self._value(arg).reference) if has_reference else None,
             params=params,
             attribute=folded[0].attribute,
-            is_parameter=any(value.is_parameter for value in folded),
+            is_parameter=folded[0].is_parameter,
         )
 
     def _tensor(self, node: Node) -> Any:

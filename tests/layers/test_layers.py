@@ -67,6 +67,60 @@ def test_every_column_equals_numpy_in_float64(quantizer: str) -> None:
             assert getattr(row, name) == pytest.approx(value, rel=1e-6, abs=1e-6), (row.name, name)
 
 
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_what_a_row_says_beside_its_errors_is_of_the_graphs(quantizer: str) -> None:
+    pair = residual_pair(quantizer)
+    values = [Recomputation(pair, batch) for batch in BATCHES]
+    report = layers(pair, BATCHES)
+    for row in report.rows:
+        known, ref = pair.names[row.handle], torch.stack([batch.of(row)[0] for batch in values]).double()
+        assert (row.name, row.module, row.op, row.shape) == (known.name, known.module, known.op, tuple(ref.shape[1:]))
+        assert (row.part_of, row.step, row.note, row.nonfinite, row.custom) == ("", -1, "", False, {})
+        site = next((s.params for s in pair.sites if s.name == row.name and s.kind == "activation"), None)
+        if site is None or row.observed_at == "raw":
+            assert (site, row.observed_at, row.dtype) == (None, "raw", "float32")
+            numbers = row.scale, row.zero_point, row.saturation, row.range_use, row.excess_lsb
+            assert all(map(math.isnan, numbers)), row.name
+            continue
+        assert (row.dtype, row.scale, row.zero_point) == (site.dtype, site.scale, site.zero_point)
+        steps = ref / row.scale + row.zero_point
+        low, high = site.quant_min, site.quant_max
+        spanned = steps.round().clamp(low, high)
+        assert row.range_use == pytest.approx(float(spanned.max() - spanned.min()) / (high - low)), row.name
+        excess = max(float(steps.max()) - high, low - float(steps.min()), 0.0)
+        assert row.excess_lsb == pytest.approx(excess, rel=1e-4, abs=1e-4), row.name
+    (output,) = report.outputs
+    of_output = output.handle, output.module, output.op, output.observed_at, output.shape, output.inputs
+    assert of_output == (-1, "", "output", "raw", (2, 4), "")
+    assert math.isnan(output.input_sqnr)
+
+
+def test_rows_name_what_they_read() -> None:
+    report = layers(residual_pair(), BATCHES)
+    sqnr = {row.name: row.sqnr for row in report.rows}
+    relu, again = "relu/relu", "relu/relu_1"
+    before = {relu: "conv1/conv2d", "conv2/conv2d": relu, "add": f"conv2/conv2d, {relu}", again: "add", "mean": again}
+    before |= {"x": "", "conv1/conv2d": "x", "fc/linear": "mean"}
+    assert {row.name: row.inputs for row in report.rows} == before
+    of_region = before | {relu: "x", again: before["add"]}
+    smallest = {
+        name: min((sqnr[each] for each in read.split(", ") if each), default=math.inf)
+        for name, read in of_region.items()
+    }
+    assert {row.name: row.input_sqnr for row in report.rows} == smallest
+    assert {row.name for row in report.rows if row.answers_for} == sqnr.keys() - {"conv1/conv2d", "add"}
+    assert all(row.answers_for in ("", row.name) for row in report.rows)
+
+
+def test_a_value_of_one_element_has_every_number() -> None:
+    batch = torch.linspace(-1, 2, 4)[None]
+    row = layers(quantized_pair(nn.Linear(4, 1), batch), [3 * batch]).rows[-1]
+    assert row.shape == (1, 1)
+    assert row.ref_min == row.ref_max == row.ref_mean
+    assert (row.saturation, row.range_use) == (1.0, 0.0)
+    assert row.excess_lsb > 1
+
+
 class Behind(nn.Module):
     """Float ops behind the last value that is rounded."""
 

@@ -32,6 +32,15 @@ def test_numbers_equal_numpy(per_channel: bool) -> None:
     assert row.max_lsb == pytest.approx((np.abs(weight - dequantized) / scale).max(), abs=1e-3)
     assert row.scale == pytest.approx(float(np.max(scale)), rel=1e-6)
     assert (row.axis, row.shape, row.dtype) == (0 if per_channel else -1, (32, 16), "int8")
+    handle = next(number for number, known in pair.names.items() if known.name == "first/linear")
+    assert (row.handle, row.module, row.op, row.note, row.dead_channels) == (handle, "first", "linear", "", 0)
+    assert row.mse == pytest.approx(noise.mean(), rel=1e-3)
+    assert row.l1 == pytest.approx(np.abs(weight - dequantized).mean(), rel=1e-3)
+    assert row.atol == pytest.approx(np.abs(weight - dequantized).max(), rel=1e-3)
+    lengths = np.linalg.norm(weight) * np.linalg.norm(dequantized)
+    assert 1 - row.cosine == pytest.approx(1 - (weight * dequantized).sum() / lengths, rel=1e-2)
+    ends = weight.min(), dequantized.min(), weight.max(), dequantized.max()
+    assert (row.ref_min, row.quant_min, row.ref_max, row.quant_max) == pytest.approx(ends)
 
 
 def test_dead_channels_hide_behind_a_good_sqnr() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+DEFAULTS = "tests/report/test_row_defaults.py"
+
 ROOMS: dict[str, tuple[str, ...]] = {
     "pt2qa/_metrics.py": ("tests/test_metrics.py", "tests/simulator/test_fused.py", "tests/layers/test_layers.py"),
     "pt2qa/_graph": (
@@ -23,7 +25,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/test_masked_bad_cases.py",
         "tests/profile/test_mask.py",
     ),
-    "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py"),
+    "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py", DEFAULTS),
     "pt2qa/_weights": ("tests/layers/test_weights.py", "tests/layers/test_weight_sums.py"),
     "pt2qa/_sensitivity": (
         "tests/sensitivity",
@@ -36,11 +38,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/test_bad_cases.py",
         "tests/test_masked_bad_cases.py",
         "tests/report/test_bad_cases_report.py",
+        DEFAULTS,
         "tests/merge/test_merge_bad_cases.py",
     ),
     "pt2qa/_diagnosis": (
         "tests/diagnosis",
         "tests/merge/test_merge_budgets.py",
+        DEFAULTS,
         "tests/simulator/test_nested_graphs.py",
     ),
     "pt2qa/_check": ("tests/check",),

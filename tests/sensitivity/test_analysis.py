@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,20 @@ def test_rows_say_what_they_are() -> None:
     pair = residual_pair()
     report = run(inputs_of=lambda item: item[0], batches=[(batch, 7) for batch in BATCHES])
     assert [row.site for row in report.rows] == [site.index for site in pair.sites]
+    flops = {"conv1/conv2d": 2 * 3 * 8 * 9 * 64, "conv2/conv2d": 2 * 8 * 8 * 64, "fc/linear": 2 * 8 * 4}
     for row in report.rows:
         site = pair.sites[row.site]
         assert (row.name, row.handle, row.dtype) == (site.name, site.handle, site.params.dtype)
-    conv = next(row for row in report.rows if row.name == "conv1/conv2d" and row.kind == "weight")
-    assert conv.flops == 2 * 3 * 8 * 9 * 64
+        known = pair.names[row.handle]
+        kind = "activation" if site.kind == "activation" else "weight"
+        assert (row.kind, row.op, row.module) == (kind, site.op, known.module), row.name
+        region = next((each.index for each in pair.regions if row.name in each.ops), -1)
+        assert row.region == region, row.name
+        assert row.noise_share == pytest.approx(row.noise / sum(each.noise for each in report.rows))
+        assert row.value == pytest.approx(10 * math.log10(report.signal / row.noise))
+        assert row.flops == flops.get(row.name, 0)
+        assert row.flops_share == pytest.approx(row.flops / sum(flops.values())), row.name
+    assert [row.rank for row in sorted(report.rows, key=lambda row: -row.noise)] == list(range(1, len(report.rows) + 1))
     inputs = next(row for row in report.rows if row.op == "input")
-    assert (inputs.flops, inputs.region, inputs.module) == (0, -1, "")
+    assert (inputs.region, inputs.module) == (-1, "")
     assert report.samples == 6

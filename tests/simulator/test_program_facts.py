@@ -154,4 +154,5 @@ def test_regions_divide_the_ops_between_the_sites(name: str) -> None:
         around = {each.index for each in program.sites if each.result in slots}
         around |= {each.index for each in program.sites if each.kind == "activation" and each.source == steps[-1].out}
         assert region.sites == tuple(sorted(around))
-    assert {step.region for step in program.steps if step.site is not None} == {-1}
+    of_sites = {(step.region, step.handle, step.module, step.op) for step in program.steps if step.site is not None}
+    assert of_sites == {(-1, -1, "", "quantize")}

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import graph_outputs
+from tests.sensitivity import brute_force
 
 Forward = Callable[["Model", Tensor], Tensor]
 
@@ -166,3 +167,14 @@ def test_several_nodes_that_read_one_buffer_share_its_memory(forward: Forward) -
     again = pt2qa.pair(split(pair.reference), split(pair.quantized))
     report = pt2qa.compare_layers(again, [X], progress=False)
     assert report.sqnr == pytest.approx(pt2qa.compare_layers(pair, [X], progress=False).sqnr)
+
+
+def test_sensitivities_are_those_of_the_graphs_where_no_value_may_be_shared() -> None:
+    pair = pair_of(seen_before, "x86")
+    assert not pair.program.may_share
+    report = pt2qa.sensitivity(pair, [X], method="exact", progress=False)
+    noise = {row.site: row.noise for row in report.rows}
+    assert [noise[number] for number in range(len(pair.sites))] == pytest.approx(
+        brute_force.noises(pair, [X]), rel=1e-4
+    )
+    assert report.measured_sqnr == pytest.approx(pt2qa.compare_layers(pair, [X], progress=False).sqnr)
