@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pt2qa._quantize.numbers import with_numbers
@@ -12,7 +13,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import same_everywhere
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._sensitivity.played import with_roundings
+from pt2qa._sensitivity.played import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of, structured
@@ -81,12 +82,14 @@ class Judge:
 
     def outcome(self, treatment: Treatment) -> Outcome:
         """The quality of the model with a treatment; a Pt2qaError says why it cannot be quantized so."""
+        treatment = self._switched(treatment)
         if treatment not in self._known:
             self.bar.update()
             self.measured += 1
             pair = self.pair_with(treatment)
             simulator = self._simulator(pair, treatment)
-            model = SimulatedModel(pair, self._sites_on(pair, treatment), simulator)
+            on = frozenset(index for index, place in places_of(pair).items() if place not in treatment.exact)
+            model = SimulatedModel(pair, on, simulator)
             reference = self.reference.of(pair)
             runs = functools.partial(self._outcome, reference, model)
             if treatment == Treatment():
@@ -221,22 +224,34 @@ class Judge:
         places = places_of(self.pair_with(treatment))
         return treatment.then(Treatment(exact=frozenset(places[site] for site in sites)))
 
-    def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
-        on = {site.index for site in pair.sites}
-        if treatment.floats:
-            annotations = self.annotations(treatment)
-            assert annotations is not None, "edits need a recipe"
-            on &= annotations.with_edits(treatment.floats).sites_on(pair.sites)
-        if treatment.exact:
-            on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
-        return frozenset(on)
+    def _switched(self, treatment: Treatment) -> Treatment:
+        """The same with places and readers in float instead of edits that leave them there."""
+        if not treatment.floats:
+            return treatment
+        before, pair = self.annotations(treatment), self.pair_with(treatment)
+        assert before is not None, "edits need a recipe"
+        after, places = before.with_edits(treatment.floats), places_of(pair)
+        on, had, left = after.sites_on(pair.sites), before.readers_of(pair.sites), after.readers_of(pair.sites)
+        lost = (
+            index
+            for index, names in left.items()
+            if names != had.get(index) and not readers_of(pair.program, pair.sites[index].result) <= names
+        )
+        return replace(
+            treatment,
+            floats=(),
+            exact=treatment.exact | {place for index, place in places.items() if index not in on},
+            readers=frozenset((places[index], left[index]) for index in lost),
+        )
 
     def _simulator(self, pair: QuantizedPair, treatment: Treatment) -> Simulator:
-        if not treatment.played:
+        if not (treatment.played or treatment.readers):
             return pair.simulator
-        instead = dict(treatment.played)
-        roundings = {index: instead[place].value for index, place in places_of(pair).items() if place in instead}
-        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+        program, places = pair.program, places_of(pair).items()
+        instead, readers = dict(treatment.played), dict(treatment.readers)
+        program = with_roundings(program, {index: instead[place].value for index, place in places if place in instead})
+        program = with_readers(program, {index: readers[place] for index, place in places if place in readers})
+        return Simulator(program, fused=pair.simulator.fused)
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
         def counted(item: Item) -> Any:
