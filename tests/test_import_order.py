@@ -51,9 +51,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
 A name stands for the module and everything below it, but for what has a name of its own in the table.
 """
 
-LATE = {"pt2qa.overrides.plan": "pt2qa.overrides.edited"}
-"""The one import that points back, in a function: a plan is data that every layer may hold, and makes a quantizer."""
-
 PLUGIN_MAY_IMPORT = ("pt2qa.errors", "pt2qa.plugins")
 PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
@@ -102,10 +99,6 @@ def imports_of(path: Path) -> list[Import]:
     lazy = re.sub(r"from \.(?! )", f"from {name_of(path, ROOT)}.", stub.read_text()) if stub.exists() else ""
     lazy = lazy.replace("from . import", f"from {name_of(path, ROOT)} import")
     return list(_imports(ast.parse(path.read_text() + lazy), at_import=True))
-
-
-def forward_imports_of(module: str) -> list[Import]:
-    return [found for found in imports_of(LIBRARY[module]) if found.at_import or LATE.get(module) != found.target]
 
 
 def _imports(node: ast.AST, *, at_import: bool) -> Iterator[Import]:
@@ -179,7 +172,7 @@ def test_imports_point_to_the_same_or_earlier_layers() -> None:
     wrong = [
         f"{module}, line {found.line} imports {found.target}"
         for module in LIBRARY
-        for found in forward_imports_of(module)
+        for found in imports_of(LIBRARY[module])
         if (target := home_of(found.target)) and LEVEL[target] > LEVEL[home_of(module) or target]
     ]
     assert not wrong, f"imports of a later layer:{listed(wrong)}"
@@ -189,7 +182,7 @@ def test_packages_of_one_layer_import_each_other_one_way() -> None:
     graph: dict[str, set[str]] = {entry: set() for entry in LEVEL}
     for module in LIBRARY:
         if home := home_of(module):
-            targets = {target for found in forward_imports_of(module) if (target := home_of(found.target))}
+            targets = {target for found in imports_of(LIBRARY[module]) if (target := home_of(found.target))}
             graph[home] |= {target for target in targets - {home} if LEVEL[target] == LEVEL[home]}
     assert not circles(graph), f"packages in a circle:{listed(circles(graph))}"
 
@@ -197,7 +190,8 @@ def test_packages_of_one_layer_import_each_other_one_way() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {
         # In functions and for types, too: a module that needs another to say what it is has no place of its own.
-        module: {found.target for found in forward_imports_of(module) if found.target in LIBRARY} - {FRONT_DOOR, module}
+        module: {found.target for found in imports_of(LIBRARY[module]) if found.target in LIBRARY}
+        - {FRONT_DOOR, module}
         for module in LIBRARY
     }
     assert not circles(graph), f"modules in a circle:{listed(circles(graph))}"

@@ -8,7 +8,7 @@ and its message does not say what to do.  So graphs are made without it, and bat
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, TypeVar
 
@@ -154,14 +154,33 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
 
     A dynamic dimension accepts every size in its range; dimensions that were captured as one must be equal.
     """
-    kwargs = _in_captured_order(program, args, {} if kwargs is None else kwargs)
+    checked_inputs(program.call_spec.in_spec, _inputs(program), args, kwargs or {}, program.range_constraints)
+
+
+def checked_inputs(
+    spec: pytree.TreeSpec | None,
+    nodes: Sequence[Node],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ranges: Mapping[Any, Any],
+) -> list[Any]:
+    """The values of inputs in the order of a graph's placeholders, checked as :func:`check_inputs` does.
+
+    ``spec`` is that of positional and keyword inputs, None if the graph does not say; ``ranges`` are by dynamic size.
+    """
+    if spec is not None:
+        kwargs = _in_captured_order(spec, args, kwargs)
+        _check_nesting(spec, args, kwargs)
     leaves = leaf_names(args, kwargs)
-    _check_nesting(program, args, kwargs)
+    if len(leaves) != len(nodes):
+        raise BatchError(f"the batch has {len(leaves)} inputs; the graph takes {len(nodes)}.")
     known: dict[Any, tuple[int, str]] = {}
     later: list[tuple[Any, int, str]] = []
-    for node, (leaf, value) in zip(_inputs(program), leaves, strict=True):
+    for node, (leaf, value) in zip(nodes, leaves, strict=True):
         name = f"{leaf} ({node.target})"
-        expected = node.meta.get(VALUE)
+        if VALUE not in node.meta:
+            continue
+        expected = node.meta[VALUE]
         if isinstance(expected, Tensor):
             _check_tensor(name, value, expected)
             for axis, (size, captured) in enumerate(zip(value.shape, expected.shape, strict=True)):
@@ -171,7 +190,8 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
             _check_constant(name, value, expected)
     # Plain symbols first: derived sizes such as 2*s0 are then checked with their values.
     for expression, size, what in sorted(later, key=lambda entry: not entry[0].is_Symbol):
-        _check_size(program, expression, size, what, known)
+        _check_size(ranges, expression, size, what, known)
+    return [value for _, value in leaves]
 
 
 def _inputs(program: ExportedProgram) -> list[Node]:
@@ -180,9 +200,7 @@ def _inputs(program: ExportedProgram) -> list[Node]:
     return [placeholders[name] for name in names]
 
 
-def _in_captured_order(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    spec = program.call_spec.in_spec
-    assert spec is not None
+def _in_captured_order(spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = list(spec.child(1).context)
     positional = spec.child(0).num_children
     if len(args) != positional:
@@ -200,10 +218,8 @@ def _in_captured_order(program: ExportedProgram, args: tuple[Any, ...], kwargs: 
     return {name: kwargs[name] for name in names}
 
 
-def _check_nesting(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    captured = program.call_spec.in_spec
+def _check_nesting(captured: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = pytree.tree_structure((args, kwargs))
-    assert captured is not None
     if given != captured:
         names = [*(f"args[{i}]" for i in range(len(args))), *(f"kwargs[{name!r}]" for name in kwargs)]
         parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (given, captured))
@@ -246,7 +262,7 @@ def _check_constant(name: str, value: Any, expected: Any) -> None:
 
 
 def _check_size(
-    program: ExportedProgram, expression: Any, size: int, what: str, known: dict[Any, tuple[int, str]]
+    ranges: Mapping[Any, Any], expression: Any, size: int, what: str, known: dict[Any, tuple[int, str]]
 ) -> None:
     value = expression.subs({symbol: bound for symbol, (bound, _) in known.items()})
     if value.is_number:
@@ -254,7 +270,7 @@ def _check_size(
             others = "; ".join(text for symbol, (_, text) in known.items() if symbol in expression.free_symbols)
             raise BatchError(f"{what}; expected {int(value)} ({expression}), because {others}.")
         return
-    allowed = program.range_constraints.get(expression)
+    allowed = ranges.get(expression)
     # As in torch: a range that starts at 2 only means that sizes 0 and 1 were not traced separately.
     if allowed is not None and not (size <= allowed.upper and (size >= allowed.lower or allowed.lower <= 2)):
         upper = allowed.upper if allowed.upper.is_number and allowed.upper.is_finite else "any"

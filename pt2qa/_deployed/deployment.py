@@ -68,7 +68,6 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
     if wanted is None:
         plugin = pair.plugin if pair.recipe is None else pair.recipe.plugin
-        plugin = available().get(pair.quantizer.partition(":")[0]) if plugin is None else plugin
         return (None if plugin is None else backend_of(plugin)), f"quantizer {pair.quantizer!r}"
     if not isinstance(wanted, str):
         return wanted, repr(wanted)

@@ -210,7 +210,7 @@ def explained(row: CauseRow, unit: str) -> list[str]:
 
 
 def _step(row: CauseRow, unit: str) -> Step:
-    others = f" Also at {few(row.places, 3)}." if row.places else ""
+    others = f" Also at {few(row.others, 3)}." if row.others else ""
     unit = "dB" if row.how in ("deployed", "compared") else unit
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:

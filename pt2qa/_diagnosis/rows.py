@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from typing import Annotated, ClassVar
@@ -25,11 +24,6 @@ def between(low: float, high: float) -> str:
     return f"{signed(low)} to {signed(high)}"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as the one text that a column holds; :attr:`CauseRow.places` reads it."""
-    return ", ".join(names)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CauseRow(Row):
     """One cause of the error, with the measured gain of its remedy.
@@ -46,7 +40,7 @@ class CauseRow(Row):
         gain_in_sequence: the same after the remedies of the rows above.
         cost: share of the multiply-accumulates that the remedy takes out of int8, 0..1; 0 for a free one.
         sentence: the cause in words.
-        others: other places it is at, separated by commas.
+        others: other places it is at.
         source: the line of the user's code, ``net.py:12``; empty if not known.
         quality: dB of the worst output, or the user's metric, with this remedy and those of the rows above.
         how: how it was measured: ``quantized again``, ``simulated``, ``deployed``: quantized and lowered again, or
@@ -67,7 +61,7 @@ class CauseRow(Row):
     gain_in_sequence: Annotated[float, column("gain in\nsequence", show=signed, importance=0)]
     cost: Annotated[float, column("cost\nMACs %", show=share, importance=3)]
     sentence: Annotated[str, column(extended=True)]
-    others: Annotated[str, column(extended=True)]
+    others: Annotated[tuple[str, ...], column(extended=True)]
     source: Annotated[str, column(extended=True)]
     quality: Annotated[float, column(worse="smaller", extended=True)]
     how: Annotated[str, column(extended=True)]
@@ -76,11 +70,6 @@ class CauseRow(Row):
     output: Annotated[str, column(extended=True, since=3)] = ""
 
     shown: ClassVar[tuple[str, ...]] = ("rank", "cause", "name", "gain", "gain_in_sequence", "cost")
-
-    @property
-    def places(self) -> list[str]:
-        """``others`` as a list."""
-        return self.others.split(", ") if self.others else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
-from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between, listed
+from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between
 from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
@@ -321,7 +321,7 @@ class Search:
                 gain_in_sequence=gain.value,
                 cost=each.cost,
                 sentence=each.in_words,
-                others=listed(name for name in dict.fromkeys(each.others) if name != each.name),
+                others=tuple(name for name in dict.fromkeys(each.others) if name != each.name),
                 source=_source(self.case.pair, each.name),
                 quality=self.quality.value,
                 how=_how(each),

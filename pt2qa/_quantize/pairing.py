@@ -53,7 +53,7 @@ from pt2qa._simulator.verification import Graphs, Verification, add_state, diges
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.plugins import QuantizerPlugin, resolve
+from pt2qa.plugins import QuantizerPlugin, available, resolve
 
 T = TypeVar("T")
 
@@ -158,7 +158,7 @@ class QuantizedPair:
         notes: what a reader of any report about this pair must know.
         recipe: how it was quantized, if pt2qa did it.
         origin: the converted graph that is deployed, where :meth:`as_deployed` put another one in its place.
-        plugin: whose kernels :meth:`as_deployed` took; None: of the recipe.
+        plugin: whose backend runs it, if there is no recipe; its kernels are those of :meth:`as_deployed`.
         weight_cache: bytes of quantized weights, 128 MiB unless set otherwise, whose float values are kept; others are
             made from their integers whenever their op runs.  ``dataclasses.replace(pair, weight_cache=...)`` sets it.
     """
@@ -327,7 +327,7 @@ def pair(
             export of the model.  Batch norms that the quantized graph has folded are folded in a copy.  A prepared
             graph will do: its observers are left out, as torchao's loggers are in both graphs.
         quantized: what ``convert_pt2e`` returned, or a copy or another export of it.
-        quantizer: the quantizer's name in reports.
+        quantizer: the quantizer's name in reports; that of an installed plug-in also says which backend runs the model.
         model: the model's name in reports.
 
     Returns:
@@ -360,6 +360,7 @@ def pair(
         quantizer=quantizer,
         model=model,
         float_graph=float_graph,
+        plugin=available().get(quantizer.partition(":")[0]),
     )
     _check_constants(result)
     return result

@@ -137,12 +137,9 @@ def reconfigure(
     def edits_of(chosen: Iterable[int]) -> tuple[tuple[Edit, ...], Annotations]:
         return applied(base.annotations, (candidates[number].edit for number in chosen))
 
-    def sites_on(chosen: Iterable[int]) -> frozenset[int]:
-        return frozenset(edits_of(chosen)[1].sites_on(base.pair.sites))
-
     def searched(aimed: float | None) -> Search:
         # Ops at levels other than float keep their sites; the simulator runs without them.
-        exact = sites_on if fallback == "float" else None
+        exact = edits_of if fallback == "float" else None
         return Search(base, candidates, edges_of, noise, costs, aimed, limits, exact)
 
     def converted(chosen: Selection) -> Converted:
@@ -174,7 +171,7 @@ def reconfigure(
     )
     judge.bar.close()
     stay = search.on(final.chosen)
-    simulated = base.quality(stay)
+    simulated = search.quality(final.chosen)
     return reported(
         judge,
         final.pair,

@@ -19,8 +19,8 @@ from pt2qa._reconfigure.candidates import Bundle, EditCandidate, Noise, order_bu
 from pt2qa._reconfigure.costs import Costs
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget
-from pt2qa.overrides.annotations import Edge
-from pt2qa.overrides.plan import OverridePlan
+from pt2qa.overrides.annotations import Annotations, Edge
+from pt2qa.overrides.plan import Edit, OverridePlan
 
 COST_STEPS = 2000
 """Steps into which the knapsack divides the whole model's cost."""
@@ -59,8 +59,9 @@ class SearchResult:
 class Search:
     """One search over a pair's edits, for the quality ``needed``; None: the best within the budget.
 
-    ``edges_of`` and ``noise`` are by site: the edges that require it, the noise it causes in each output.  ``sites_on``
-    gives the sites that stay on with some candidates; None: those that some edge still requires.
+    ``edges_of`` and ``noise`` are by site: the edges that require it, the noise it causes in each output.  ``edits_of``
+    gives the edits of some candidates and the annotations with them; None: they keep their sites, which are played in
+    float if no edge requires them.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Search:
         costs: Costs,
         needed: float | None,
         budget: Budget,
-        sites_on: Callable[[Collection[int]], frozenset[int]] | None = None,
+        edits_of: Callable[[Collection[int]], tuple[tuple[Edit, ...], Annotations]] | None = None,
     ) -> None:
         self.base, self.candidates, self.edges_of, self.noise = base, candidates, edges_of, noise
         self.costs, self.needed, self.budget = costs, needed, budget
         self.every = frozenset(site.index for site in base.pair.sites)
         self.outputs = range(len(next(iter(noise.values()), ())))
         self.bundles = order_bundles(candidates, edges_of, noise)
-        self.on = self.predicted_on if sites_on is None else sites_on
+        self.edits_of = edits_of
         self.measured: dict[frozenset[int], float] = {}
 
     def run(self) -> SearchResult:
@@ -125,13 +126,27 @@ class Search:
     def predicted(self, chosen: Collection[int]) -> float:
         return decibels(1.0, max(self.predicted_noise(chosen), default=math.nan))
 
-    def _quality(self, chosen: Collection[int]) -> Outcome:
-        quality = self.base.quality(self.on(chosen))
+    def on(self, chosen: Collection[int]) -> frozenset[int]:
+        """The sites that stay on."""
+        if self.edits_of is None:
+            return self.predicted_on(chosen)
+        return frozenset(self.edits_of(chosen)[1].sites_on(self.base.pair.sites))
+
+    def exact(self, chosen: Collection[int]) -> bool:
+        """Whether the simulator has the scales that the model has when converted with some candidates."""
+        return self.edits_of is None or self.edits_of(chosen)[1].has_scales_of(self.base.annotations)
+
+    def quality(self, chosen: Collection[int]) -> Outcome:
+        """The quality with some candidates, on the simulator."""
+        if self.edits_of is None:
+            quality = self.base.quality(self.on(chosen))
+        else:
+            quality = self.base.judge.outcome(self.base.edited(self.edits_of(chosen)[0]))
         self.measured[frozenset(chosen)] = quality.value
         return quality
 
     def _enough(self, chosen: Collection[int]) -> bool:
-        quality = self._quality(chosen)
+        quality = self.quality(chosen)
         return self.needed is not None and quality.value >= self.needed
 
     def _float_ops(self, chosen: Collection[int]) -> set[str]:
@@ -150,12 +165,12 @@ class Search:
 
     def _without_needless(self, chosen: Selection) -> Selection:
         """Drops edits without which the target is met, or the quality is no worse where there is no target."""
-        bar = self._quality(chosen).rank if self.needed is None else self.needed
-        return pruned(chosen, self.candidates, lambda fewer: self._quality(fewer).rank >= bar)
+        bar = self.quality(chosen).rank if self.needed is None else self.needed
+        return pruned(chosen, self.candidates, lambda fewer: self.quality(fewer).rank >= bar)
 
     def _cheaper(self, chosen: Selection) -> Selection:
         assert self.needed is not None
-        quality, predicted = self._quality(chosen), self.predicted_noise(chosen)
+        quality, predicted = self.quality(chosen), self.predicted_noise(chosen)
         if not quality.outputs:
             return chosen
         for margin in MARGINS:
@@ -174,7 +189,7 @@ class Search:
         """Where the order does not reach the target: the best alternative, or the first one that does."""
         best = prefixes[-1]
         for chosen in self._others(prefixes):
-            if self.fits(chosen) and self._quality(chosen).rank > self._quality(best).rank:
+            if self.fits(chosen) and self.quality(chosen).rank > self.quality(best).rank:
                 best = chosen
                 if self._enough(best):
                     break
@@ -242,7 +257,7 @@ class Search:
         return tuple(number for index in cheapest for number in self.bundles[index].members)
 
     def _found(self, chosen: Selection) -> SearchResult:
-        quality = self._quality(chosen)
+        quality = self.quality(chosen)
         met = self.fits(chosen) and (self.needed is None or quality.value >= self.needed)
         return SearchResult(chosen, quality, met, tuple(self.bundles), dict(self.measured), self._proof())
 
@@ -289,8 +304,8 @@ def aimed_until_met(
 ) -> tuple[Converted, list[str]]:
     """Aims higher as long as the converted graph misses a target that its simulation met.
 
-    Returns the first that meets the target, else the best one, and notes.  If the simulator was wrong, edits are also
-    dropped one by one on the converted graph.
+    Returns the first that meets the target, else the best one, and notes.  If the simulator was wrong, or has other
+    scales with an edit less, edits are also dropped one by one on the converted graph.
     """
     search, best, aim, notes = searched(needed), first, needed, list[str]()
     wrong = abs(first.quality.value - simulated.value) > SAME
@@ -302,6 +317,7 @@ def aimed_until_met(
         search = searched(aim)
         tried = converted(search.run().chosen)
         best = tried if search.fits(tried.chosen) and tried.quality.rank > best.quality.rank else best
+    wrong = wrong or not all(search.exact([n for n in best.chosen if n != out]) for out in best.chosen)
     if wrong and best.quality.value >= needed:
         best = _without_needless(best, needed, search, converted)
     return best, notes

@@ -32,7 +32,7 @@ from pt2qa.errors import ReportError
 Row = TypeVar("Row")
 Value = TypeVar("Value")
 Function = TypeVar("Function", bound=Callable[..., Any])
-CellType = Literal["int", "float", "bool", "text", "shape"]
+CellType = Literal["int", "float", "bool", "text", "shape", "names"]
 Worse = Literal["smaller", "larger", ""]
 
 CUSTOM: Final = "custom"
@@ -43,13 +43,14 @@ LONGEST_HEADER: Final = 20
 EXACT: Final = 2**53
 """The largest number of things that a report counts: floats, and so JSON and pages, count so far."""
 
-_SHOW: Final = {"text": str, "int": whole, "bool": str, "float": number, "shape": shape}
+_SHOW: Final = {"text": str, "int": whole, "bool": str, "float": number, "shape": shape, "names": ", ".join}
 _TYPES: Final[dict[Any, CellType]] = {
     int: "int",
     float: "float",
     bool: "bool",
     str: "text",
     tuple[int, ...]: "shape",
+    tuple[str, ...]: "names",
 }
 
 
@@ -72,6 +73,7 @@ class Column:
         extended: whether ``to_pandas`` and ``csv`` include it only with ``extended=True``.
         judged: for a number of the whole report: whether it says how good the report is.
         since: the schema of the report that first had it.
+        earlier: its cell in a file of an earlier schema, from the row's other cells; None: the field's default.
         least, most: the numbers that it may hold; None: any.  A file with others is damaged.  NaN is within any limits.
     """
 
@@ -89,6 +91,7 @@ class Column:
     extended: bool = False
     judged: bool = False
     since: int = 1
+    earlier: Callable[[Mapping[str, Any]], Any] | None = None
     least: float | None = None
     most: float | None = None
 
@@ -325,10 +328,12 @@ def to_columns(row_type: type[Row], rows: Sequence[Row]) -> dict[str, list[Any]]
 def from_columns(row_type: type[Row], table: Mapping[str, Sequence[Any]]) -> tuple[Row, ...]:
     """The inverse of :func:`to_columns`.  All columns must have equal length; a missing one takes its default."""
     plain = [each.name for each in columns_of(row_type) if each.name in table]
+    earlier = {each.name: each.earlier for each in columns_of(row_type) if each.name not in table and each.earlier}
     custom = [name.removeprefix(f"{CUSTOM}/") for name in table if name.startswith(f"{CUSTOM}/")]
     rows = []
     for cells in zip(*(table[name] for name in plain), *(table[f"{CUSTOM}/{name}"] for name in custom), strict=True):
         values: dict[str, Any] = dict(zip(plain, cells, strict=False))
+        values |= {name: cell_of(values) for name, cell_of in earlier.items()}
         if takes_custom(row_type):
             values[CUSTOM] = dict(zip(custom, cells[len(plain) :], strict=True))
         rows.append(row_type(**values))

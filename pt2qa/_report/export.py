@@ -21,7 +21,7 @@ _FORMULA: Final = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")
 """Characters that start a formula, or are skipped before one; the last four are full-width forms of the first."""
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?([eE][-+]?\d+)?|inf|nan)")
-_DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "str", "shape": "object"}
+_DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "str", "shape": "object", "names": "str"}
 
 
 def frame(row_type: type[Any], rows: Sequence[Any], *, extended: bool) -> pandas.DataFrame:
@@ -86,4 +86,5 @@ def _types(row_type: type[Any]) -> dict[str, str]:
 def _wanted(row_type: type[Any], rows: Sequence[Any], extended: bool) -> dict[str, list[Any]]:
     left_out = set() if extended else {column.name for column in columns_of(row_type) if column.extended}
     table = to_columns(row_type, rows)
+    table |= {each.name: [*map(each.show, table[each.name])] for each in columns_of(row_type) if each.type == "names"}
     return {name.removeprefix(f"{CUSTOM}/"): cells for name, cells in table.items() if name not in left_out}

@@ -9,7 +9,7 @@ field type               in the file
 ``float``
 ``tuple[str, ...]``      a JSON list; a note with a kind is ``{"kind": ..., "text": ...}``
 a dataclass of ``str``   a JSON object
-``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text and shapes
+``tuple[Row, ...]``      a table: numbers as tensors ``rows/sqnr`` (float64, int64, bool), text, shapes and names
                          as JSON lists ``rows/name``, the names of custom metrics as ``rows/custom``
 ``dict[str, ndarray]``   one tensor per entry, ``inputs/<key>``, the keys in order as a JSON list
 =======================  ===========================================================================
@@ -260,6 +260,10 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
             tuple(shape)
             for shape in source.json(key, "a list of shapes", lambda v: isinstance(v, list) and all(map(_is_shape, v)))
         ]
+    if column.type == "names":
+        # Until a column had names, it had them as one text.
+        found = source.json(key, "lists of texts", lambda v: isinstance(v, list) and all(map(_is_cell_of_names, v)))
+        return [tuple(filter(None, cell.split(", ")) if isinstance(cell, str) else cell) for cell in found]
     array = source.array(key)
     if array.dtype != _DTYPES[column.type] or array.ndim != 1:
         got = f"holds {array.dtype} of shape {array.shape}"
@@ -285,6 +289,10 @@ def _is_text(value: Any) -> bool:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_cell_of_names(value: Any) -> bool:
+    return _is_text(value) or _is_texts(value)
 
 
 def _is_note(value: Any) -> bool:

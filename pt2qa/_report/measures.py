@@ -11,7 +11,6 @@ from math import isnan, nan
 
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import Column, cell, column_called, columns_of, tables_of
-from pt2qa._report.formats import shape
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 
@@ -109,7 +108,7 @@ def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
             name, role = "/".join(key), ""
         value = cell(row, measure.column)
         number = float(value) if isinstance(value, (int, float)) else nan
-        text = shape(value) if isinstance(value, tuple) else str(value)
+        text = column_of(report, measure).show(value) if isinstance(value, tuple) else str(value)
         found.append(Reading((*key, str(ordinal)), name, role, number, text, str(getattr(row, "note", ""))))
     return tuple(found)
 

@@ -28,7 +28,7 @@ def ranked(
 
 def check_column(columns: Iterable[Column], name: str) -> None:
     """Reject a column that rows cannot be sorted by."""
-    names = [each.name for each in columns if each.type != "shape"]
+    names = [each.name for each in columns if each.type not in ("shape", "names")]
     if name not in names:
         hint = f"{question(name, names)} ".lstrip()
         raise ReportError(f"cannot sort by {name!r}: {hint}expected worst, graph, or one of {', '.join(names)}")

@@ -1,9 +1,9 @@
-"""A program with other parameters at some sites, to measure what they would give without quantizing again."""
+"""A program with other parameters or readers at some sites, to measure what they give without quantizing again."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pt2qa._sensitivity.roundings import Rounding
-from pt2qa._simulator.program import Constant, Nested, Program, QuantParams
+from pt2qa._simulator.lifetimes import mark_lifetimes, slots_in
+from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Slot
+from pt2qa._simulator.simulator import bind
 from pt2qa._simulator.site_functions import SiteFunction
 from pt2qa._simulator.stored import Stored, ValueCache
 
@@ -45,6 +47,37 @@ def _with_roundings(constant: Constant, roundings: Mapping[int, Rounding], cache
         made = replace(nested, program=with_roundings(nested.program, own)) if own else nested
         return replace(constant, reference=made, stored=made)
     return constant
+
+
+def readers_of(program: Program, slot: int) -> frozenset[str]:
+    """The names of what reads a value: ops, a value that a further site rounds, and ``output``."""
+    read = frozenset(step.name for step in program.steps if slot in step.reads)
+    return read | {"output"} if slot in slots_in(program.outputs) else read
+
+
+def with_readers(program: Program, readers: Mapping[int, Collection[str]]) -> Program:
+    """A program in which only the named readers have what some sites round; all others have the value itself."""
+    slots = {slot: Slot(slot) for slot in range(program.slots)}
+
+    def rewired(template: Any, reader: str) -> Any:
+        raw = [program.sites[site] for site, names in readers.items() if reader not in names]
+        return bind(template, {**slots, **{site.result: Slot(site.source) for site in raw}})
+
+    results = {program.sites[site].result for site in readers}
+    steps = tuple(
+        replace(
+            step,
+            args=rewired(step.args, step.name),
+            kwargs=rewired(step.kwargs, step.name),
+            reads=tuple(dict.fromkeys(slot.number for slot in rewired([*map(Slot, step.reads)], step.name))),
+        )
+        if results.intersection(step.reads)
+        else replace(step)
+        for step in program.steps
+    )
+    outputs = rewired(program.outputs, "output")
+    mark_lifetimes(steps, outputs, [*program.inputs, *(constant.slot for constant in program.constants)])
+    return replace(program, steps=steps, outputs=outputs)
 
 
 def fitted(lowest: float, highest: float, low: int, high: int) -> QuantParams:

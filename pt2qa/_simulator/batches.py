@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._capture.aliases import Aliases
-from pt2qa._capture.inputs import common_device, moved, refusal, without_gradients
+from pt2qa._capture.inputs import checked_inputs, common_device, moved, without_gradients
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
 from pt2qa.errors import BatchError
@@ -71,33 +71,9 @@ def plain_batch(batch: Batch) -> Batch:
 
 def flatten_batch(graph_module: GraphModule, batch: Batch) -> list[Any]:
     """The values of a batch in the order of the graph's placeholders, if all fits the captured inputs."""
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     args, kwargs = as_call(batch, graph_module)
-    spec = _call_spec(graph_module)
-    if spec is not None:
-        count, keywords = spec.child(0).num_children, list(spec.child(1).context)
-        if set(kwargs) != set(keywords):
-            raise BatchError(
-                f"the batch has the keyword inputs {sorted(kwargs)}; the model was captured with {keywords}. "
-                "A dict is read as keyword inputs; pass a tuple for positional ones."
-            )
-        kwargs = {name: kwargs[name] for name in keywords}
-        if len(args) != count:
-            raise BatchError(
-                f"the batch has {len(args)} positional inputs; the model was captured with {count} positional "
-                f"inputs and the keywords {keywords}. If a batch holds targets too, pass "
-                "inputs_of=lambda item: item[0]."
-            )
-        values, given = pytree.tree_flatten((args, kwargs))
-        if given != spec:
-            raise BatchError(f"the batch is nested as {given}; the model was captured with {spec}.")
-    else:
-        values = pytree.tree_leaves((args, kwargs))
-    if len(values) != len(placeholders):
-        raise BatchError(f"the batch has {len(values)} inputs; the graph takes {len(placeholders)}.")
-    for node, value in zip(placeholders, values, strict=True):
-        _check(node.name, node.meta.get(VALUE), value)
-    return list(values)
+    nodes = graph_module.graph.find_nodes(op="placeholder")
+    return checked_inputs(_call_spec(graph_module), nodes, args, kwargs, {})
 
 
 def _call_spec(graph_module: GraphModule) -> Any:
@@ -118,30 +94,6 @@ def has_no_element(values: Sequence[Any]) -> bool:
     """Whether a batch has tensors, and all of them are empty: then neither model need run, and many ops could not."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     return bool(tensors) and not any(value.numel() for value in tensors)
-
-
-def _check(name: str, captured: Any, value: Any) -> None:
-    if not isinstance(captured, Tensor):
-        return
-    reason = refusal(f"input {name!r}", value)
-    if reason is not None:
-        raise BatchError("".join(reason))
-    if not isinstance(value, Tensor):
-        raise BatchError(
-            f"input {name!r} is a {type(value).__name__}; expected a tensor of shape {tuple(captured.shape)}."
-        )
-    if value.dtype != captured.dtype:
-        raise BatchError(f"input {name!r} has dtype {value.dtype}; the model was captured with {captured.dtype}.")
-    if value.device.type != captured.device.type:
-        raise BatchError(f"input {name!r} is on {value.device}; the model was captured on {captured.device}.")
-    if captured.dim() != value.dim() or any(
-        isinstance(want, int) and want != got for want, got in zip(captured.shape, value.shape, strict=True)
-    ):
-        shape = tuple(size if isinstance(size, int) else str(size) for size in captured.shape)
-        raise BatchError(
-            f"input {name!r} has shape {tuple(value.shape)}; the model was captured for {shape}. To run other sizes, "
-            'capture with dynamic_shapes, for example {"x": {0: torch.export.Dim("batch")}}.'
-        )
 
 
 def written_buffers(graph_module: GraphModule) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import batches_before, same_everywhere
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._sensitivity.played import with_roundings
+from pt2qa._sensitivity.played import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of, structured
@@ -82,11 +82,12 @@ class Judge:
 
     def outcome(self, treatment: Treatment) -> Outcome:
         """The quality of the model with a treatment; a Pt2qaError says why it cannot be quantized so."""
+        treatment = self._switched(treatment)
         if treatment not in self._known:
             self.bar.update()
             self.measured += 1
             pair = self.pair_with(treatment)
-            on = self._sites_on(pair, treatment)
+            on = frozenset(index for index, place in places_of(pair).items() if place not in treatment.exact)
             model, *apart = (SimulatedModel(pair, on, each) for each in self._simulators(pair, treatment))
             reference = self.reference.of(pair)
             runs = functools.partial(self._outcome, reference, model)
@@ -226,15 +227,25 @@ class Judge:
         places = places_of(self.pair_with(treatment))
         return treatment.then(Treatment(exact=frozenset(places[site] for site in sites)))
 
-    def _sites_on(self, pair: QuantizedPair, treatment: Treatment) -> frozenset[int]:
-        on = {site.index for site in pair.sites}
-        if treatment.floats:
-            annotations = self.annotations(treatment)
-            assert annotations is not None, "edits need a recipe"
-            on &= annotations.with_edits(treatment.floats).sites_on(pair.sites)
-        if treatment.exact:
-            on -= {index for index, place in places_of(pair).items() if place in treatment.exact}
-        return frozenset(on)
+    def _switched(self, treatment: Treatment) -> Treatment:
+        """The same with places and readers in float instead of edits that leave them there."""
+        if not treatment.floats:
+            return treatment
+        before, pair = self.annotations(treatment), self.pair_with(treatment)
+        assert before is not None, "edits need a recipe"
+        after, places = before.with_edits(treatment.floats), places_of(pair)
+        on, had, left = after.sites_on(pair.sites), before.readers_of(pair.sites), after.readers_of(pair.sites)
+        lost = (
+            index
+            for index, names in left.items()
+            if names != had.get(index) and not readers_of(pair.program, pair.sites[index].result) <= names
+        )
+        return replace(
+            treatment,
+            floats=(),
+            exact=treatment.exact | {place for index, place in places.items() if index not in on},
+            readers=frozenset((places[index], left[index]) for index in lost),
+        )
 
     def _simulators(self, pair: QuantizedPair, treatment: Treatment) -> list[Simulator]:
         """That of a treatment; then, if it was fitted to the evaluation data, one for each fold of these."""
@@ -247,8 +258,11 @@ class Judge:
                 for each in program.constants
             )
             program = replace(program, constants=tuple(constants))
-        instead = dict(treatment.played)
-        places = {index: instead[place] for index, place in places_of(pair).items() if place in instead}
+        instead, readers = dict(treatment.played), dict(treatment.readers)
+        sites = places_of(pair)
+        if readers:
+            program = with_readers(program, {index: readers[at] for index, at in sites.items() if at in readers})
+        places = {index: instead[at] for index, at in sites.items() if at in instead}
         found = [pair.simulator] if program is pair.program and not places else []
         folds = max((len(each.apart) for each in places.values()), default=0)
         for fold in range(-1 if not found else folds, folds):

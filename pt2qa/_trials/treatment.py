@@ -56,6 +56,7 @@ class Treatment:
         floats: edits that take ops out of int8, simulated by switching off the sites that they remove.
         data: to calibrate on; None: the pair's own.
         exact: places that are kept in float without an edit.
+        readers: places with the names of the ops that still read what is rounded there; others read the value itself.
         played: by place, what rounds there instead.
         restored: constants that are the float model's again, by their reader and the number of its argument.
         as_deployed: whether dynamic scales are computed as the kernels do.
@@ -66,6 +67,7 @@ class Treatment:
     floats: tuple[Edit, ...] = ()
     data: Data | None = None
     exact: frozenset[Place] = frozenset()
+    readers: frozenset[tuple[Place, frozenset[str]]] = frozenset()
     played: tuple[tuple[Place, Substitute], ...] = ()
     restored: frozenset[tuple[str, int]] = frozenset()
     as_deployed: bool = False
@@ -77,6 +79,7 @@ class Treatment:
             floats=tuple(dict.fromkeys((*self.floats, *other.floats))),
             data=self.data if other.data is None else other.data,
             exact=self.exact | other.exact,
+            readers=self.readers | other.readers,
             played=tuple(dict((*self.played, *other.played)).items()),
             restored=self.restored | other.restored,
             as_deployed=self.as_deployed or other.as_deployed,
@@ -85,7 +88,7 @@ class Treatment:
     @property
     def without_advice(self) -> Treatment:
         """What quantizing again applies."""
-        return replace(self, exact=frozenset(), played=(), restored=frozenset(), as_deployed=False)
+        return replace(self, exact=frozenset(), readers=frozenset(), played=(), restored=frozenset(), as_deployed=False)
 
     @property
     def kept_edits(self) -> tuple[Edit, ...]:
@@ -108,4 +111,4 @@ class Treatment:
     @property
     def made_of_edits(self) -> bool:
         """Whether quantizing again applies all of it; else it takes a change of the model or quantizer."""
-        return not (self.exact or self.played or self.restored or self.as_deployed)
+        return not (self.exact or self.readers or self.played or self.restored or self.as_deployed)

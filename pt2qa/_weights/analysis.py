@@ -160,6 +160,7 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
         ref_max=sums.ref_max,
         quant_max=sums.quant_max,
         note="; ".join(part for part in notes if part),
+        quantized=params is not None,
     )
 
 

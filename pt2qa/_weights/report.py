@@ -33,7 +33,7 @@ SIDES: Final = ("float", "dequantized")
 Array = npt.NDArray[Any]
 
 
-@register("weights", schema=3, oldest=2)
+@register("weights", schema=4, oldest=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class WeightReport(ModelReport):
     """How far each dequantized weight is from the float one, overall and in its worst channel.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import cosine as five_digits
@@ -12,6 +13,11 @@ from pt2qa._report.rows import Row
 
 UNQUANTIZED: Final = "not quantized"
 """The note of a :class:`WeightRow` whose weight stays in float."""
+
+
+def _was_quantized(cells: Mapping[str, Any]) -> bool:
+    """What files before schema 4 say in the note alone, in these words."""
+    return not cells["note"].startswith("not quantized")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +43,7 @@ class WeightRow(Row):
         mse, cosine, l1, atol, max_lsb: as for layers.
         ref_min, quant_min, ref_max, quant_max: of both sides.
         note: ``not quantized``, or anything special about the row.
+        quantized: whether it is rounded; False for a weight that stays in float.
     """
 
     shown: ClassVar[tuple[str, ...]] = (
@@ -67,8 +74,4 @@ class WeightRow(Row):
     ref_max: float
     quant_max: float
     note: str = ""
-
-    @property
-    def quantized(self) -> bool:
-        """False for a weight that stays float: its note starts with :data:`UNQUANTIZED`."""
-        return not self.note.startswith(UNQUANTIZED)
+    quantized: Annotated[bool, column(extended=True, since=4, earlier=_was_quantized)] = True

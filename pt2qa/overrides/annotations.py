@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -144,6 +144,18 @@ class Annotations:
         """The indices of the sites of a pair that stay quantized with these annotations; see :func:`sites_on`."""
         return sites_on(sites, self)
 
+    def readers_of(self, sites: Sequence[Site]) -> dict[int, frozenset[str]]:
+        """For each activation's site that only some readers require, by index, the names of these.
+
+        All other ops read the value as it was.  If the op that produces the value requires a site, all have it.
+        """
+        nodes = self.graph.nodes
+        return {
+            index: frozenset(nodes[reader].name for _, reader in points)
+            for index, points in self.points_at(sites).items()
+            if sites[index].source != sites[index].result and points and all(reader for _, reader in points)
+        }
+
     def facts(self, point: Point) -> SpecFacts:
         """The spec of a point after its references are resolved."""
         root = root_of(self.specs, point)
@@ -154,6 +166,18 @@ class Annotations:
     def groups(self) -> Mapping[Point, Point]:
         """For each point, the first one that has the same scale."""
         return groups_of(self.specs)
+
+    @functools.cached_property
+    def shared(self) -> Mapping[Point, Set[str]]:
+        """For each point, the values that have the same scale, which depends on all of them."""
+        values: dict[Point, set[str]] = defaultdict(set)
+        for point, first in self.groups.items():
+            values[first].add(point[0])
+        return {point: values[first] for point, first in self.groups.items()}
+
+    def has_scales_of(self, before: Annotations) -> bool:
+        """Whether what is rounded here has the scales that it has with other annotations of the model."""
+        return all(before.shared.get(point) == values for point, values in self.shared.items())
 
     @functools.cached_property
     def points_by_name(self) -> tuple[Mapping[str, Sequence[Point]], Mapping[str, Sequence[tuple[int, Point]]]]:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pt2qa._report.atomic import write_atomic
 from pt2qa.errors import QuantizeError, ReportError
@@ -169,6 +169,9 @@ class OverridePlan:
     quantizer: str = ""
     model: str = ""
 
+    make_quantizer: ClassVar[staticmethod[..., Quantizer]]
+    """What :meth:`apply_to` calls; :mod:`pt2qa.overrides`, which knows quantizers, sets it."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.edits, tuple) or not all(isinstance(edit, Edit) for edit in self.edits):
             raise QuantizeError(f"override plan: edits: got {self.edits!r}, expected a tuple of Edit")
@@ -205,15 +208,13 @@ class OverridePlan:
         >>> plan = OverridePlan((Edit("float", ("fc/linear",)),))
         >>> quantizer = plan.apply_to("xnnpack")
         """
-        from pt2qa.overrides.edited import EditedQuantizer
-
         late = sorted({edit.kind for edit in self.edits} & {"bias", "round"})
         if late:
             raise QuantizeError(
                 f"the plan has {' and '.join(late)} edits, which are made after calibration, when no quantizer runs. "
                 "Pass the plan to pt2qa.quantize, or use the code of the report that has it."
             )
-        return EditedQuantizer(quantizer, self.edits, qat=qat)
+        return self.make_quantizer(quantizer, self.edits, qat=qat)
 
     def to_json(self) -> str:
         """The plan as JSON text."""

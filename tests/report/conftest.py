@@ -149,8 +149,9 @@ def weights(weight: Callable[..., WeightRow]) -> WeightReport:
     dead = weight(name="features.1/conv2d", sqnr=18.0, worst_channel=17, worst_channel_sqnr=0.0, dead_channels=2)
     linear = weight(name="classifier.1/linear", axis=-1, worst_channel_sqnr=24.5, shape=(10, 32))
     plain = replace(linear, dtype="float32", scale=nan, worst_channel=-1, sqnr=inf, worst_channel_sqnr=inf, cosine=1.0)
-    bias = replace(plain, attr="bias", note=UNQUANTIZED)
-    norm = replace(plain, name="norm/layer_norm", note=f"{UNQUANTIZED}: an op that xnnpack has no kernel for")
+    bias = replace(plain, attr="bias", note=UNQUANTIZED, quantized=False)
+    why = f"{UNQUANTIZED}: an op that xnnpack has no kernel for"
+    norm = replace(plain, name="norm/layer_norm", note=why, quantized=False)
     rows = (weight(), dead, linear, bias, norm)
     return WeightReport(
         rows, (), notes=("per channel for conv2d alone",), quantizer="xnnpack", model="MobileNetV2", environment=HERE

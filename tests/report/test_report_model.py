@@ -13,7 +13,7 @@ import pytest
 
 from pt2qa._report.columns import columns_of, from_columns, to_columns
 from pt2qa.errors import ReportError
-from pt2qa.report import UNQUANTIZED, Environment, LayerReport, LayerRow, WeightRow
+from pt2qa.report import Environment, LayerReport, LayerRow, WeightRow
 
 EXTENDED = ["range_use", "note", "part_of", "step", "answers_for", "input_sqnr", "excess_lsb", "inputs", "nonfinite"]
 COLUMNS = [
@@ -79,7 +79,8 @@ def test_pandas_dtypes_and_missing_zero_points(layers):
 def test_pandas_of_other_parts_of_weights_and_of_nothing(layers, weights, empty):
     assert list(layers.to_pandas(part="outputs")["name"]) == ["output"]
     assert list(layers.to_pandas(part="modules")["op"]) == ["InvertedResidual"]
-    assert list(weights.to_pandas().columns) == [field.name for field in fields(WeightRow)]
+    assert list(weights.to_pandas(extended=True).columns) == [field.name for field in fields(WeightRow)]
+    assert list(weights.to_pandas().columns) == [field.name for field in fields(WeightRow) if field.name != "quantized"]
     assert list(weights.to_pandas()["dead_channels"]) == [0, 2, 0, 0, 0]
     nothing = empty.to_pandas()
     assert list(nothing.columns) == COLUMNS
@@ -149,9 +150,8 @@ def test_an_unknown_column_is_refused_with_the_near_name(layers, weights):
         weights.worst(1, by="zzzz")
 
 
-def test_weights_know_whether_they_are_quantized(weights, weight):
+def test_weights_know_whether_they_are_quantized(weights):
     assert [row.quantized for row in weights.rows] == [True, True, True, False, False]
-    assert not weight(note=UNQUANTIZED).quantized
     assert [row.name for row in weights.worst(2)] == ["features.1/conv2d", "classifier.1/linear"]
 
 
@@ -179,7 +179,7 @@ def test_columns_and_rows_are_two_forms_of_one_thing(layers, layer):
 
 
 def test_a_row_class_with_a_field_that_no_column_holds_is_refused():
-    with pytest.raises(TypeError, match=r"LayerReport\.notes: a column cannot hold"):
+    with pytest.raises(TypeError, match=r"LayerReport\.environment: a column cannot hold"):
         columns_of(LayerReport)
 
 

@@ -17,7 +17,6 @@ from pt2qa._printable import clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Grade, Group, Report, Step
 from pt2qa._report.columns import Column, cell, descriptions, tables_of
-from pt2qa._report.formats import shape
 from pt2qa._report.html.graph import graph_data
 from pt2qa._report.prose import unpaired_entries
 from pt2qa._report.rows import Environment
@@ -111,16 +110,14 @@ def table_data(report: Report, part: str, title: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A cell as JSON: a non-finite number becomes the text ``nan``, ``inf`` or ``-inf``, a shape its text."""
-    if isinstance(value, tuple):
-        return shape(value)
+    """A cell as JSON: a non-finite number becomes the text ``nan``, ``inf`` or ``-inf``."""
     return value if not isinstance(value, float) or isfinite(value) else str(value)
 
 
 def _column(column: Column, rows: Sequence[Any], shown: bool) -> dict[str, Any]:
     cells = [cell(row, column.name) for row in rows]
-    values = [plain(value) for value in cells]
     texts = [column.show(value) for value in cells]
+    values = texts if column.type in ("shape", "names") else [plain(value) for value in cells]
     return {
         "key": column.name,
         "title": column.title,
