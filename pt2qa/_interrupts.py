@@ -32,6 +32,10 @@ class Interrupts:
             return
         if not first:
             self.take()
+        self.wait()
+
+    def wait(self) -> None:
+        """Raise it between ops or, if nothing asks, where Python is."""
         self.waiting = True
         timer = threading.Timer(GRACE, self._again)
         timer.daemon = True

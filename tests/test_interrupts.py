@@ -13,6 +13,7 @@ import pytest
 
 from pt2qa import _interrupts
 from pt2qa._interrupts import Interrupts, raise_if_interrupted
+from pt2qa.cli import program
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
@@ -55,6 +56,22 @@ def test_when_the_commands_are_over_nothing_is_raised(heard: Interrupts) -> None
     signal.raise_signal(signal.SIGINT)
     raise_if_interrupted()
     assert heard.pressed
+
+
+class Destroyed:
+    """Ctrl-C falls into its destructor, which cannot raise."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise_if_interrupted()
+
+
+def test_one_that_falls_into_a_destructor_is_raised_after_it() -> None:
+    with program._heard() as interrupts:
+        Destroyed()
+        assert interrupts.waiting
+        with pytest.raises(KeyboardInterrupt):
+            raise_if_interrupted()
 
 
 def test_without_the_command_line_nothing_is_installed_or_raised() -> None:

@@ -14,14 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 from pt2qa import _interrupts
 from pt2qa._interrupts import Interrupts
 from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
-
-_AGAIN: Final = 0.02
-"""Seconds after which an interrupt is raised again if it fell into a destructor, which cannot raise errors."""
 
 
 class Lasting(io.RawIOBase):
@@ -200,12 +197,9 @@ def _heard() -> Iterator[Interrupts]:
         yield interrupts
         return
 
-    again: list[threading.Timer] = []
-
     def unraisable(found: sys.UnraisableHookArgs) -> None:
         if isinstance(found.exc_value, KeyboardInterrupt):
-            again.append(threading.Timer(_AGAIN, _interrupts.send))
-            again[-1].start()
+            interrupts.wait()  # it fell into a destructor, which cannot raise errors
         else:
             hook(found)
 
@@ -216,8 +210,6 @@ def _heard() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         interrupts.over, interrupts.waiting = True, False
-        for timer in again:
-            timer.cancel()
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook
 
