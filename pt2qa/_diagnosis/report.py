@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._diagnosis.rows import ADVICE, AsideRow, CauseRow, FigureRow, TriedRow, between, signed
@@ -215,7 +215,7 @@ def _step(row: CauseRow, unit: str) -> Step:
     gains = _gained(row.gain, unit)
     if not isnan(row.gain_in_sequence) and row.rank > 1:
         gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"
-    if not isnan(row.low):
+    if isfinite(row.low):
         at = f" at {row.output}" if row.output else ""
         gains += f"{at} ({between(row.low, row.high)} dB on other data)"
     cost = f", for {share(row.cost)} % of the multiply-accumulates" if row.cost else ", for free"

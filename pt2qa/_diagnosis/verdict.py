@@ -53,6 +53,9 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         return f"No cause found: {now}{found}.{_from_repair(search)}"
     best = max((each.worst[1] for each in search.bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
     rest = _from_repair(search)
+    poor, holder = case.now.worst[1] < LOW_SQNR, _holder(case)
+    if poor and holder is not None:
+        return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"
     if best < LOW_SQNR:
         return (
             f"{now}. The model itself amplifies rounding errors: even with ranges fitted per channel, 8 bits give "
@@ -62,11 +65,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         return (
             f"No cause found: {now}{found}. The noise inside {few(case.names(sorted(whole)))} is not attributed.{rest}"
         )
-    if case.now.worst[1] < LOW_SQNR:
-        holder = _holder(case)
-        if holder is None:
-            return f"No single cause: {now}{found}.{rest}"
-        return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"
+    if poor:
+        return f"No single cause: {now}{found}.{rest}"
     return f"Nothing to do: {now}{found}.{rest}"
 
 

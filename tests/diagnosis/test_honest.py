@@ -1,0 +1,149 @@
+"""What a diagnosis claims holds on data that it has not seen; what costs nothing comes before what does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+import pt2qa
+from pt2qa._simulator.data import Data
+from pt2qa._trials.judge import Judge
+from pt2qa._trials.treatment import Treatment
+from pt2qa.report import Diagnosis
+from tests.check.quantizers import every
+
+
+def linears(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def samples(seed: int, batches: int = 3) -> list[Tensor]:
+    """Samples of different contrast."""
+    generator = torch.Generator().manual_seed(seed)
+    size = 1 + 0.3 * torch.rand(batches, 8, 1, generator=generator)
+    return list(torch.randn(batches, 8, 16, generator=generator) * size)
+
+
+def diagnosed(pair: Any, batches: Any, evaluation: Any, **options: Any) -> Diagnosis:
+    return pt2qa.diagnose(pair, batches, evaluation=evaluation, verify_code=False, progress=False, **options)
+
+
+def quantized(model: nn.Module, quantizer: Any, calibration: list[Tensor]) -> pt2qa.QuantizedPair:
+    return pt2qa.quantize(pt2qa.capture(model, calibration[0]), quantizer, calibration, progress=False)
+
+
+def on_third(pair: pt2qa.QuantizedPair, found: Diagnosis, third: list[Tensor]) -> list[float]:
+    """The gains of the rows, one after the other, on data that the diagnosis has not seen."""
+    judge, state, gains = Judge(pair, Data("third", third), None, "third"), Treatment(), []
+    for treatment in found.treatments:
+        before, state = judge.outcome(state), state.then(treatment)
+        gains.append(judge.outcome(state).gain_over(before).value)
+    return gains
+
+
+def test_a_bound_is_never_below_what_the_model_has_and_calibration_is_found_with_evaluation_apart() -> None:
+    calibration, batches, evaluation, third = (samples(seed) for seed in range(4))
+    pair = quantized(linears(16, 32, 32, 8), "xnnpack", [batch / 8 for batch in calibration])
+    found = diagnosed(pair, batches[:1], evaluation)
+    figures = {row.name: row.sqnr for row in found.figures}
+    assert figures["ranges fitted to the data"] >= figures["now"]
+    assert figures["ranges fitted by channel"] >= figures["now"]
+    row = found.rows[0]
+    assert row.cause == "narrow-calibration"
+    assert "smaller" in row.evidence  # the input, not its victims
+    (gain, *_) = on_third(pair, found, third)
+    assert row.low <= gain <= row.high
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_unequal_channels_are_scaled_for_free(quantizer: str) -> None:
+    model = linears(16, 32, 32, 8)
+    first, second = model[0], model[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    with torch.no_grad():
+        first.weight[3] *= 300
+        second.weight[:, 3] /= 300
+    pair = quantized(model, quantizer, samples(0))
+    found = diagnosed(pair, samples(1), samples(2))
+    row = found.rows[0]
+    assert (row.cause, row.cost) == ("outlier-channel", 0.0)
+    (gain, *_) = on_third(pair, found, samples(3))
+    assert gain > 10
+
+
+class Heads(nn.Module):
+    """Three outputs in units so small that the observers' smallest scale is too large for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = linears(16, 32, 32)
+        self.heads = nn.ModuleList(nn.Linear(32, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.body(x).relu()
+        return [head(x) * 1e-4 for head in self.heads]
+
+
+def test_outputs_in_small_units_are_treated_together() -> None:
+    spec = QuantizationSpec(torch.int8, MinMaxObserver.with_args(eps=2**-12), -128, 127, torch.per_tensor_affine)
+    torch.manual_seed(0)
+    pair = quantized(Heads().eval(), every("mul", spec), samples(0))
+    found = diagnosed(pair, samples(1), samples(2))
+    assert found.rows[0].cause == "observer"
+    assert "eps" in found.rows[0].evidence
+    assert found.sqnr < 10
+    (gain, *_) = on_third(pair, found, samples(3))
+    assert gain > 15
+
+
+def test_levels_that_a_spec_leaves_unused_are_found() -> None:
+    spec = QuantizationSpec(torch.int8, HistogramObserver.with_args(eps=2**-12), -64, 63, torch.per_tensor_affine)
+    pair = quantized(linears(16, 32, 32, 8), every("linear", spec), samples(0))
+    found = diagnosed(pair, samples(1), samples(2))
+    assert found.rows[0].cause == "activation-scheme"
+    assert 3 < on_third(pair, found, samples(3))[0] < 9  # a bit
+
+
+def test_what_an_untouched_model_is_told_holds_on_a_third_set() -> None:
+    pair = quantized(linears(16, 24, 24, 8), "x86", samples(0))
+    found = diagnosed(pair, samples(1), samples(2), least=0.0, macs=0.0)
+    assert all(gain > 0 for gain in on_third(pair, found, samples(3)))
+
+
+def test_nothing_to_do_comes_with_what_repairs_give() -> None:
+    found = diagnosed(quantized(linears(16, 24, 24, 8), "xnnpack", samples(0)), samples(1), samples(2))
+    assert "pt2qa.repair" in found.verdict or found.sqnr > 40
+    assert any("repair" in row.name for row in found.figures)
+
+
+class Scaled(nn.Module):
+    """A model with a number that is no tensor, so that its program keeps the one at capture."""
+
+    gain = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = linears(16, 32, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(x) * self.gain
+
+
+def test_a_row_whose_remedy_cannot_be_applied_has_no_gain() -> None:
+    model = Scaled()
+    pair = quantized(model.eval(), "xnnpack", samples(0))
+    model.gain = 1.5  # the captured program is another model
+    found = diagnosed(pair, samples(1), samples(2))
+    row = found.rows[0]
+    assert row.cause == "capture-changed"
+    assert row.gain != row.gain
+    assert "not measured" in str(found)
