@@ -31,7 +31,7 @@ class Outcome:
         healthy, faulty, after: dB on the check set without the fault, with it, and with all applied remedies.
         right_cause, right: whether the first row has the cause; and the place, and what else is asked.
         share: of the lost dB that was brought back, 0..1; nan where nothing was lost.
-        claimed, measured: gain of all applied remedies, in dB, as reported and on the check set.
+        claimed, measured: gain of all remedies, in dB, as reported, and of those that were applied, on the check set.
         within: whether ``measured`` is in the interval that the report gives; None if it gives none.
         rows, unheld: how many causes are named, and how many of those on an untouched net whose remedy does not hold.
     """
@@ -132,7 +132,7 @@ class Trial:
             named = all(each is None or any(place and place in str(error) for place in each) for each in places)
             out.state = "refused" if refused and named else "error"
             out.right_cause = out.right = out.state == "refused"
-            out.share = math.nan if refused else 0.0
+            out.share = math.nan if out.right else 0.0
             return True
         self._judge(out, found, places)
         if self.harmless:
@@ -156,11 +156,11 @@ class Trial:
         out.rows, out.forwards = len(rows), found.forwards
         out.said = ", ".join(f"{row.cause} {row.name}".strip() for row in rows) or "nothing"
         value = {figure.name: figure.sqnr for figure in found.figures}
-        out.claimed, out.measured = value.get("after", math.nan) - value["now"], out.after - out.faulty
-        out.within = _within(rows, out.measured)
+        out.claimed = value.get("after", math.nan) - value.get("now", math.nan)
+        gain = out.measured = out.after - out.faulty
         if not self.kinds:
-            held = out.measured > 0 and out.measured >= out.claimed / 2
-            out.unheld, out.right = (0 if held else out.rows), not out.rows
+            held = gain > 0 and not gain < out.claimed / 2
+            out.unheld, out.right, out.within = (0 if held else out.rows), not out.rows, _within(rows, gain)
             return
         fits = [[_fits(row, kind, where) for row in rows] for kind, where in zip(self.kinds, places, strict=True)]
         out.right_cause = bool(rows) and any(rows[0].cause in kind.causes for kind in self.kinds)
@@ -168,8 +168,13 @@ class Trial:
         lost = out.healthy - out.faulty
         if not self.kinds[0].elsewhere:
             by_hand = out.right and self.kinds[0].by_hand
-            gained = 1.0 if by_hand or out.after == math.inf else out.measured / lost if lost < math.inf else 1.0
-            out.share = 0.0 if math.isnan(gained) else min(max(gained, 0.0), 1.0)
+            part = 1.0 if by_hand or out.after == math.inf else gain / lost
+            out.share = 0.0 if math.isnan(part) else min(max(part, 0.0), 1.0)
+            if out.rows and not gain:  # nothing was applied, and what the right advice gives is what was lost
+                out.measured = lost if out.right else math.nan
+        else:
+            out.measured = math.nan  # there was nothing to gain
+        out.within = _within(rows, out.measured)
 
     def _changed(self, out: Outcome, seed: int, state: str, found: pt2qa.Diagnosis) -> None:
         """Diagnoses again after the harmless change; right is what says the same."""
@@ -200,14 +205,13 @@ def _fits(row: Any, kind: Kind, places: Places) -> bool:
 
 def _within(rows: Sequence[Any], measured: float) -> bool | None:
     """Whether the only row's interval of its gain holds; None without one, whatever its fields are called."""
-    if len(rows) != 1:
+    if len(rows) != 1 or math.isnan(measured):
         return None
-    ends = [
-        getattr(rows[0], field.name)
-        for pattern in ("low|least|from|min", "high|most|upper|max|_to")
-        for field in fields(rows[0])
-        if "gain" in field.name and re.search(pattern, field.name)
-    ]
+    found = {field.name: getattr(rows[0], field.name) for field in fields(rows[0]) if "sequence" not in field.name}
+    found = {name: value for name, value in found.items() if "gain" in name or "interval" in name}
+    ends = next((value for value in found.values() if isinstance(value, tuple) and len(value) == 2), ())
+    for words in ("low|least|from|min", "high|most|upper|max|_to") if not ends else ():
+        ends += tuple(value for name, value in found.items() if re.search(words, name))[:1]
     if len(ends) != 2 or any(map(math.isnan, ends)):
         return None
     return bool(ends[0] <= measured <= ends[1])
