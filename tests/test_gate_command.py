@@ -62,7 +62,7 @@ def test_diff_prints_and_writes_what_changed(run):
 
 def test_gate_passes_with_0_and_misses_with_1(run):
     result = run("gate", "old.safetensors", "--require", "sqnr>=20", "--require", "rows.isolated_sqnr>=10 dB")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "Next:\npt2qa show old.safetensors\n")
     assert result.stdout == gate(OLD, require=["sqnr>=20", "rows.isolated_sqnr>=10 dB"]).text(width=100) + "\n"
     result = run("gate", "new.safetensors", "--require", "sqnr>=20", "--width", "60")
     assert result.exit_code == 1

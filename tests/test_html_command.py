@@ -27,7 +27,8 @@ def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_it_writes_all_reports_on_one_page() -> None:
     result = run("layers.safetensors", "findings.safetensors", "-o", "report.html")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "wrote report.html\n")
+    opens = "Next:\npython -m webbrowser -t report.html\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote report.html\n{opens}")
     pt2qa.write_html([samples.layers(), samples.findings()], "wanted.html")
     assert Path("report.html").read_text(encoding="utf-8") == Path("wanted.html").read_text(encoding="utf-8")
 

@@ -42,6 +42,7 @@ def made(variable: str) -> set[str]:
 
 def test_the_version_is_the_same_everywhere() -> None:
     assert pt2qa.__version__ == version("pt2qa")
+    assert f"\nversion: {pt2qa.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_make_installs_a_stack_that_the_package_takes() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -19,6 +20,14 @@ sys.path.insert(0, str(HERE))
 
 from notebooks import TUTORIALS, notebook_of  # noqa: E402
 from reference import pages  # noqa: E402
+
+ASKED: Final = {
+    page: text.split("; ") for page, text in yaml.safe_load((HERE / "asked.yml").read_text(encoding="utf-8")).items()
+}
+"""By page its question, and what else people type."""
+
+BEHIND: Final = ("design.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "reference/")
+"""Pages that the search puts behind guides."""
 
 _FETCHED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 
@@ -45,8 +54,17 @@ def _notebook(page: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
-    """Pages of ``docs`` reach the top folder by ``../``; in the site it is the same folder. Notebooks are linked."""
+    """Pages of ``docs`` reach the top folder by ``../``; in the site it is the same folder. Notebooks are linked.
+
+    The question of a page stands below its title, and the search finds the page by it.
+    """
     name = page.file.src_uri
+    if name.startswith(BEHIND):
+        page.meta["search"] = {"boost": 0.2}
+    if name in ASKED:
+        page.meta["tags"] = ASKED[name]
+        title, _, rest = markdown.partition("\n\n")
+        markdown = f'{title}\n\n<p class="question">{ASKED[name][0]}</p>\n\n{rest}'
     if name in TUTORIALS:
         title, _, rest = markdown.partition("\n\n")
         markdown = f"{title}\n\nThis page is also a [Jupyter notebook]({_notebook(name)}).\n\n{rest}"

@@ -12,7 +12,7 @@ import click
 
 import pt2qa
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli import options
+from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import Flow, measured_on, own_part
 from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, say_wrote
 from pt2qa.cli.next_step import next_step
@@ -249,6 +249,7 @@ class _Analyses:
     def _write(self, report: Any, what: str, spec: str) -> None:
         from pt2qa._report.atomic import write_atomic
 
+        as_json.found()["reports"].append(report)
         stem = self.stem(spec)
         _save(report, f"{stem}-{what}.safetensors")
         if what == "reconfiguration":

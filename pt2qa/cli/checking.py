@@ -11,7 +11,7 @@ import click
 import pt2qa
 from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
-from pt2qa.cli import options
+from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import load_flow, measured_on
 from pt2qa.cli.group import OutputFile, main, say, say_wrote
 from pt2qa.errors import Pt2qaError
@@ -108,6 +108,7 @@ def check(
     if file is not None:
         findings.save(file)
         say_wrote(file)
+    as_json.found()["reports"].append(findings)
     click.echo(findings.text(limit=limit or None, width=width))
     worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     if any(findings.count(severity) for severity in worse):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from pt2qa._printable import clean, clean_lines
+from pt2qa.cli import as_json
+from pt2qa.cli.defaults import defaults_in
 from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.cli.next_step import following
 from pt2qa.errors import Pt2qaError, ReportError
 
 DEBUG: Final = "pt2qa.debug"
+JSON: Final = "pt2qa.json"
 
 
 class Failure(click.ClickException):
@@ -61,9 +65,23 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(_debug_option())
+        self.params += [_json_option(), _debug_option()]
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; with ``--json``, what it prints for people goes to stderr."""
+        if not ctx.meta.get(JSON):
+            return self._run(ctx)
+        code = 0
+        try:
+            with redirect_stdout(sys.stderr):
+                self._run(ctx)
+        except click.exceptions.Exit as leaving:
+            code = leaving.exit_code
+        if os.environ.get("RANK", "0") == "0":
+            click.echo(as_json.text_of(str(self.name), code))
+        return ctx.exit(code)
+
+    def _run(self, ctx: click.Context) -> Any:
         """Run the command, unless one of its outputs is one of its inputs, or another output."""
         taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, FlowFile))}
         for option, path in self._files(ctx, (OutputFile,)):
@@ -112,6 +130,7 @@ class Commands(click.Group):
         # Looked up before parsing, because parsing itself may fail; so --debug may be anywhere on the command line.
         debug = "--debug" in args
         with _failing(debug):
+            extra.setdefault("default_map", defaults_in(Path.cwd(), self.commands))
             context = super().make_context(info_name, args, *rest, **extra)
         context.meta[DEBUG] = debug
         return context
@@ -153,6 +172,14 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
         context.exit()
 
 
+def _json_option() -> click.Option:
+    def ask(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+        context.meta[JSON] = asked
+
+    said = "Print one JSON document on stdout, and the text for people on stderr."
+    return click.Option(["--json"], is_flag=True, expose_value=False, callback=ask, help=said)
+
+
 def _debug_option() -> click.Option:
     return click.Option(
         ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error, and all that torch prints."
@@ -168,6 +195,7 @@ def say(*lines: str) -> None:
 def say_next(*commands: str) -> None:
     """Ends what a command prints, on stderr, with what to type next, as it is typed."""
     if any(commands):
+        as_json.found()["next"] += filter(None, commands)
         click.echo("\n".join(["Next:", *filter(None, commands)]), err=True)
 
 
@@ -188,6 +216,7 @@ def plan_in(file: Path | None) -> Any:
 
 def say_wrote(path: str | Path | None) -> None:
     """Names a file that was written, on stderr: stdout is the report's."""
+    as_json.found()["wrote"].append(str(path))
     click.echo(f"wrote {path}", err=True)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli import options
+from pt2qa.cli import as_json, options
 from pt2qa.cli.group import OutputFile, say_wrote
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Printing:
 
     def show(self, report: Report, file: Path | None = None) -> None:
         """Writes a report to the files that were asked for, and then prints it, as text or CSV."""
+        as_json.found()["reports"].append(report)
         if self.csv_file not in (None, "-"):
             report.to_csv(self.csv_file, extended=True)
             say_wrote(self.csv_file)

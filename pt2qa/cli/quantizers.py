@@ -15,7 +15,7 @@ import click
 
 import pt2qa
 from pt2qa._near_names import near_names
-from pt2qa.cli import options
+from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import main, plan_in
 from pt2qa.cli.printing import Printing, prints_report
@@ -65,6 +65,10 @@ def quantizers(chosen: str | None, width: int | None) -> None:
         (name, "\n".join(textwrap.wrap(plugin.summary, room)), "\n".join(written[name]))
         for name, plugin in sorted(found.items())
     ]
+    listed = [
+        {"name": name, "summary": plugin.summary, "options": written[name]} for name, plugin in sorted(found.items())
+    ]
+    as_json.found()["reports"].append({"kind": "quantizers", "tables": {"rows": listed}})
     click.echo(tabulate(rows, headers=("name", "summary", "options"), disable_numparse=True))
 
 

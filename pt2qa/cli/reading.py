@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pt2qa._printable import clean_lines
-from pt2qa.cli import options
+from pt2qa.cli import as_json, options
 from pt2qa.cli.group import InputFile, OutputFile, main, say_wrote
 from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import ReportError
@@ -168,6 +168,7 @@ def gate(
     if junit is not None:
         write_atomic(junit, result.junit().encode("utf-8"))
         say_wrote(junit)
+    as_json.found()["reports"].append(result)
     click.echo(result.text(width=width))
     if github and not (result.passed and not result.warnings):
         click.echo(result.github())
