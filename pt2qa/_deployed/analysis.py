@@ -17,14 +17,16 @@ from pt2qa._deployed.deployment import backend_for, opened, program_for
 from pt2qa._deployed.lowerable import Lowerable, lowerable
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
+from pt2qa._graph.handles import name_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
+from pt2qa._report.prose import few
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Backend, available, backend_of, rules_of
+from pt2qa.plugins import Backend, DeployedProgram, available, backend_of, rules_of
 
 
 @in_step
@@ -95,7 +97,21 @@ def compare_deployed(
         runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     report = comparison.report(notes)
+    if chosen is None:
+        report = replace(report, facts=(*report.facts, *_read(pair, runs)))
     return replace(report, notes=(*report.notes, *reasons_for(pair, chosen, {row.name for row in report.suspects})))
+
+
+def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
+    """What an artefact holds otherwise than a pair, if its backend can read it."""
+    differences = getattr(program, "differences", None)
+    if differences is None:
+        return []
+    found = differences(pair.quantized if pair.origin is None else pair.origin.graph)
+    told = [f"{name_of(node, pair.names) or node.name}: {what}" if node else what for node, what in found]
+    if not told:
+        return ["read, not run, it holds this pair's weights, biases, scales and limits"]
+    return [f"read, not run, it holds something else than this pair, so it was not made from it: {few(told)}"]
 
 
 def _path(deployed: Any) -> Path:
@@ -124,7 +140,9 @@ def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
 
 
 def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[str]) -> list[str]:
-    return [about(each) for each in _findings(pair, backend) if each.name in names] if names else []
+    """What the check finds at suspects; notes are of what is by design, which the causes say where it is so."""
+    found = _findings(pair, backend) if names else ()
+    return [about(each) for each in found if each.name in names and each.severity != "note"]
 
 
 def about(finding: Finding) -> str:

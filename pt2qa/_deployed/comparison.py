@@ -18,15 +18,19 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._deployed.causes import BY_DESIGN, Region, cause_of
 from pt2qa._deployed.deployment import run_program
 from pt2qa._deployed.lowerable import Lowerable, ObservedValue, leaves_of, tensor_outputs
+from pt2qa._deployed.recorded import order_of
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
 from pt2qa._exclusion import computes
+from pt2qa._graph.handles import name_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.notes import notes_without
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import InputRange, SetApart, added
@@ -98,6 +102,10 @@ class Comparison:
         self.outputs: list[_Sums] = []
         self.checked: set[tuple[Any, ...]] = set()
         self.disturbed = 0
+        self.causes: dict[int, str] = {}
+        self.made_elsewhere = not lowerable.values
+        self.returned = len(pytree.tree_leaves(plain(pair.quantized.graph.output_node().args[0])))
+        self.order: tuple[int, ...] = ()
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +124,7 @@ class Comparison:
         self._check_isolated(values, seen, measured, counted)
         before = self.stages.before(batch, values)
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
-        deployed = self._fitting(converted, leaves_of(ran.outputs))
+        deployed = self._fitting(converted, ran.outputs)
         kept: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list if counted is None else counted.tensors
         stages = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
         every = {name: kept(found) for name, found in stages.items()}
@@ -133,6 +141,7 @@ class Comparison:
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
             self.outputs = [a.merge(b) for a, b in zip(self.outputs, outputs, strict=True)]
+            self._explain(values, seen)
         self.disturbed += ran.changed
         self.batches += 1
         self.samples += samples
@@ -197,8 +206,31 @@ class Comparison:
                     "from them. The numbers would be wrong, so none are reported. Please file a bug with the model."
                 )
 
-    def _fitting(self, expected: Sequence[Tensor], found: Sequence[Tensor]) -> list[Tensor]:
-        names = self._output_names()
+    @computes
+    @torch.no_grad()
+    def _explain(self, values: list[Any], seen: Mapping[int, Tensor]) -> None:
+        """Looks for the cause of each difference that this batch is the first to show."""
+        nodes = {node.name: node for node in self.pair.quantized.graph.nodes}
+        place = {index: nodes[self.lowerable.original[self.observed[index].node]] for index in seen}
+        known: dict[Node, Any] = dict(zip(self.pair.quantized.graph.find_nodes(op="placeholder"), values, strict=True))
+        known |= {place[index]: value for index, value in seen.items() if self.sums[index].count}
+        for index, deployed in seen.items():
+            if not self.causes.get(index) and self._row(self.observed[index]).is_suspect:
+                region = Region.of(self.pair.quantized, place[index], known, deployed, self._named)
+                self.causes[index] = cause_of(region)
+
+    def _named(self, node: Node) -> str:
+        return name_of(node, self.pair.names) or node.name
+
+    def _fitting(self, expected: Sequence[Tensor], outputs: Sequence[Any]) -> list[Tensor]:
+        """The outputs of the program that are to be compared, in the model's order."""
+        places, names = list(tensor_outputs(self.pair.quantized)), self._output_names()
+        found = leaves_of(outputs)
+        if len(found) > len(expected) and len(outputs) == self.returned:
+            found = [outputs[place] for place in places]  # a device may return numbers and sizes as tensors
+        if self.made_elsewhere and len(found) == len(expected) > 1:
+            self.order = self.order or order_of(expected, found)
+            found = [found[place] for place in self.order]
         if len(found) != len(expected):
             raise DeploymentError(
                 f"batch {self.batches}: the deployed program returned {len(found)} outputs; the model returns "
@@ -260,11 +292,12 @@ class Comparison:
             ),
             facts=tuple(self.program.facts),
             notes=(
-                *pair.notes,
+                *(pair.notes if self._is_by_design() else notes_without("kernels", pair.notes)),
                 *pair.program.notes,
                 *self.stages.notes,
                 *notes,
                 *([disturbed] if self.disturbed else []),
+                *([self._other_order()] if self.order != tuple(sorted(self.order)) else []),
                 *self.check.notes,
             ),
             batches=self.batches,
@@ -284,7 +317,21 @@ class Comparison:
         place = self._place(observed)
         # An input is quantized where the first kernel reads it.
         inside = bool(delegated) if observed.owner is None else place[0] in delegated
-        return _finished(place, observed.params, inside, sums, note)
+        return _finished(place, observed.params, inside, sums, note, self.causes.get(observed.step.index, ""))
+
+    def _other_order(self) -> str:
+        told = ", ".join(
+            f"{name} is its output {place}" for name, place in zip(self._output_names(), self.order, strict=True)
+        )
+        return f"the program returns its outputs in another order, as their values show: {told}"
+
+    def _is_by_design(self) -> bool:
+        """Whether a difference was found that is known of the backend, or none was looked for."""
+        return (
+            not self.observed
+            or self.pair.origin is not None
+            or any(BY_DESIGN in cause for cause in self.causes.values())
+        )
 
     def _output_slots(self) -> list[int]:
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
@@ -347,7 +394,12 @@ def _dtype(value: Tensor) -> str:
 
 
 def _finished(
-    place: tuple[int, str, str, str], params: QuantParams | None, delegated: bool, sums: _Sums, note: str
+    place: tuple[int, str, str, str],
+    params: QuantParams | None,
+    delegated: bool,
+    sums: _Sums,
+    note: str,
+    cause: str = "",
 ) -> DeployedRow:
     handle, name, module, op = place
     isolated, cumulative, quantized, deployed = (each.sqnr for each in sums.noise)
@@ -370,6 +422,7 @@ def _finished(
         quantized_sqnr=quantized,
         deployed_sqnr=deployed,
         note=note,
+        cause=cause,
     )
 
 

@@ -19,6 +19,7 @@ from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._exclusion import exports
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._report.prose import few
 from pt2qa._report.rows import installed
 from pt2qa._simulator.batches import Batch, as_batch
 from pt2qa.errors import DeploymentError
@@ -63,6 +64,16 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
     if found is None:
         raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
     return _ready(found).open(path), found.name
+
+
+def inspected(path: Path) -> tuple[str, ...]:
+    """What a program holds, by the backend that can read files with its suffix."""
+    backends = [found for plugin in available().values() if hasattr(found := backend_of(plugin), "inspect")]
+    suffixes = {suffix: backend for backend in reversed(backends) for suffix in backend.suffixes}
+    if path.suffix not in suffixes:
+        raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
+    lines: tuple[str, ...] = suffixes[path.suffix].inspect(path)
+    return lines
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:

@@ -8,6 +8,7 @@ from.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._deployed.lowerable import leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
+from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.prose import counted
@@ -38,6 +40,9 @@ from pt2qa.plugins import Ran
 SUFFIX: Final = ".safetensors"
 METADATA: Final = "pt2qa"
 """The key of the description of each batch, in the metadata of both files."""
+
+LEAST_FIT: Final = 3.0
+"""The SQNR in dB that an output must have to be taken for another one than its place says."""
 
 _NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
 
@@ -108,6 +113,26 @@ def read_outputs(path: Path) -> RecordedOutputs:
     digests = _digests(path, metadata, batches)
     said = "" if digests else "; the file does not identify their inputs"
     return RecordedOutputs(path, counts, digests, (f"{path.name}: outputs recorded elsewhere{said}",))
+
+
+def order_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of the values that were found is which that was expected; their own order unless all others fit better."""
+
+    def fit(want: Tensor, got: Tensor) -> float:
+        if want.shape != got.shape or want.dtype != got.dtype:
+            return -math.inf
+        sqnr = error_sums(want, got).sqnr
+        return -math.inf if math.isnan(sqnr) else sqnr
+
+    own, order = tuple(range(len(found))), list[int]()
+    for want in expected:
+        order.append(max((place for place in own if place not in order), key=lambda place: fit(want, found[place])))
+    moved = [place for place in own if order[place] != place]
+    better = all(
+        fit(expected[place], found[order[place]]) > max(LEAST_FIT, fit(expected[place], found[place]))
+        for place in moved
+    )
+    return tuple(order) if better else own
 
 
 def _digests(path: Path, metadata: Mapping[str, str], batches: int) -> tuple[str, ...]:

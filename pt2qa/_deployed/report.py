@@ -25,7 +25,7 @@ SCALARS: Final = (
 """The columns that TensorBoard shows."""
 
 
-@register("deployed", schema=2, oldest=1, since={"input_ranges": 2})
+@register("deployed", schema=3, oldest=1, since={"input_ranges": 2})
 @dataclass(frozen=True, slots=True, repr=False)
 class DeployedReport(DataReport):
     """How far the kernels that ship are from the converted graph, and what each stage costs the output.

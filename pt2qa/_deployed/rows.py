@@ -44,6 +44,7 @@ class DeployedRow(Row):
         isolated_differing: share of values that differ, 0..1; nan for float values.
         isolated_sqnr, cumulative_sqnr, quantized_sqnr, deployed_sqnr: as above, dB; inf if nothing differs.
         note: why a number is missing, or with which other roundings it was measured.
+        cause: of a difference that makes it a suspect: what the kernel does, as an experiment showed; empty if unknown.
     """
 
     shown: ClassVar[tuple[str, ...]] = (
@@ -66,6 +67,7 @@ class DeployedRow(Row):
     quantized_sqnr: Annotated[float, column("converted\ndB", unit="dB", importance=5)]
     deployed_sqnr: Annotated[float, column("deployed\ndB", unit="dB", importance=8)]
     note: Annotated[str, column(extended=True)] = ""
+    cause: Annotated[str, column(extended=True, since=3)] = ""
 
     @property
     def is_measured(self) -> bool:

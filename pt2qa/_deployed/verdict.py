@@ -20,7 +20,6 @@ DOING: Final = {
     "capture": "torch.export or pt2qa's normalisation changes the model",
     "prepared": "prepare_pt2e rewrites the model, or it was trained",
     "converted": "quantization",
-    "deployed": "the kernels",
 }
 
 
@@ -50,11 +49,15 @@ def summary_of(
     rows: Sequence[DeployedRow], outputs: Sequence[DeployedRow], stages: Sequence[StageRow], fused: int
 ) -> list[str]:
     """The verdict: stage, op, and whether differences are only the growth of single steps."""
-    about = [_about_stages(stages), *_about_kernels(rows, outputs, stages), _counts(rows, fused)]
+    about = [
+        _about_stages(stages, "the kernels" if rows else "the program, which was made elsewhere"),
+        *_about_kernels(rows, outputs, stages),
+        _counts(rows, fused),
+    ]
     return [each for each in about if each]
 
 
-def _about_stages(stages: Sequence[StageRow]) -> str:
+def _about_stages(stages: Sequence[StageRow], deployed: str) -> str:
     if len(stages) < 2 or isnan(stages[-1].sqnr):
         return "No verdict: the outputs have no SQNR."
     first, last = stages[0].name, stages[-1]
@@ -66,7 +69,8 @@ def _about_stages(stages: Sequence[StageRow]) -> str:
     before = stages[[row.name for row in stages].index(found.name) - 1]
     step = f"from {_level(before.sqnr)} to {_level(found.sqnr)}"
     better = f": better than the {before.name} graph says" if found.sqnr > before.sqnr else ""
-    return f"{total}. Stage: {found.name} ({DOING.get(found.name, 'it')}), {step}{better}."
+    doing = deployed if found.name == "deployed" else DOING.get(found.name, "it")
+    return f"{total}. Stage: {found.name} ({doing}), {step}{better}."
 
 
 def _level(sqnr: float) -> str:
@@ -106,8 +110,14 @@ def _accused(found: Sequence[DeployedRow]) -> str:
     also = f" Also: {few(others)}." if others else ""
     return (
         f"Op: {worst.name}: its kernel and the converted graph compute different values from the same inputs: {how}"
-        f"isolated SQNR {decibel(worst.isolated_sqnr)} dB.{also}"
+        f"isolated SQNR {decibel(worst.isolated_sqnr)} dB. {_why(worst)}{also}"
     )
+
+
+def _why(row: DeployedRow) -> str:
+    if row.cause:
+        return f"Cause, as run again with it gives the deployed value: {row.cause}."
+    return "Cause unknown: no hypothesis that was run gives the deployed value."
 
 
 def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
+import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -173,6 +175,7 @@ def _text(
         what = "Example inputs are args, a tuple; calibration has tuples like it, or tensors."
     asked = ["quantizer"] if asks else []
     options = ", ".join([*asked, *(["train=None"] if recipe.qat else []), "dynamic_shapes=None"])
+    separate = recipe.before_convert
     late = [_LATE[kind] for kind in _LATE if any(edit.kind == kind for edit in recipe.edits)]
     steps = [
         *(line.replace("{call}", f"model, {inputs}, dynamic_shapes=dynamic_shapes") for line in export),
@@ -182,11 +185,13 @@ def _text(
         "with torch.no_grad():",
         f"    for {batch} in calibration:",
         f"        {run}",
+        *([f"{separate.__name__}(prepared)"] if separate is not None else []),
         *(f"{function}(prepared, ops_by_name(prepared.graph), {name})" for function, name in late),
         "return convert_pt2e(prepared)",
     ]
+    own = runtime() + ("" if separate is None else inspect.getsource(sys.modules[separate.__module__]))
     source = (
-        f"{runtime()}\n{definitions}\n"
+        f"{own}\n{definitions}\n"
         f"def make_quantizer({''.join(asked)}):\n"
         f'    """{"The quantizer that you configured, with the edits." if asks else "The configured quantizer."}"""\n'
         f"{_indented(making)}\n"
@@ -196,7 +201,7 @@ def _text(
         f"{_indented(steps)}"
     )
     body = needed(source, ("make_quantizer", "quantize"))
-    used = needed_imports([*imports, runtime(), *_TORCHAO], body)
+    used = needed_imports([*imports, own, *_TORCHAO], body)
     needs = "It needs torch and the quantizer, and runs without pt2qa"
     if "import pt2qa" in imports:
         needs = "It needs torch, the quantizer and pt2qa"

@@ -115,7 +115,7 @@ class Recipe:
     """How a pair was quantized, so that it can be quantized again with other settings.
 
     ``data`` are the calibration batches; None if they came from an iterator, which is exhausted.  ``annotations`` is
-    what the quantizer asked for, edits included.
+    what the quantizer asked for, edits included.  ``before_convert`` edited the calibrated graph for the backend.
     """
 
     plugin: Any
@@ -124,6 +124,7 @@ class Recipe:
     qat: bool = False
     train: Callable[[GraphModule], None] | None = None
     edits: tuple[Any, ...] = ()
+    before_convert: Callable[[GraphModule], Any] | None = None
 
 
 class of_live_graphs(functools.cached_property[T]):

@@ -16,7 +16,7 @@ from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.copies import copy_to_edit, share_constants
-from pt2qa._graph.handles import OpName, op_of
+from pt2qa._graph.handles import OpName, name_of, op_of
 from pt2qa._graph.internals.allocator import return_freed_memory
 from pt2qa._graph.internals.flow_runtime import set_parameters
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
@@ -40,6 +40,7 @@ from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
+from pt2qa.plugins.registry import edit_before_convert
 
 
 @torch_defaults
@@ -166,6 +167,8 @@ def _quantize(
         calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)
 
     assert edited.annotations is not None, "prepare has the quantizer annotate"
+    edit = edit_before_convert(plugin)
+    separated = [] if edit is None else edit(prepared)
     give_biases(prepared, edits, names)
     before = make_late_edits(prepared, edits, names)
     reference, quantized = _convert(prepared, plugin.name, saw_nonfinite(prepared, names))
@@ -179,6 +182,7 @@ def _quantize(
         *_notes(capture),
         *shared_calibration(),
         rewriting,
+        *_separated_note(separated, names),
         *override_notes(overrides, describe(plugin), capture.model),
         sliced,
     )
@@ -192,7 +196,7 @@ def _quantize(
         float_graph=float_graph,
         capture=capture,
         notes=tuple(filter(None, notes)),
-        recipe=Recipe(plugin, edited.annotations, kept, qat, train, edits),
+        recipe=Recipe(plugin, edited.annotations, kept, qat, train, edits, edit if separated else None),
         weight_cache=WEIGHT_CACHE if like is None else min(WEIGHT_CACHE // 4, like.weight_cache),
     )
     del prepared
@@ -269,6 +273,12 @@ def _notes(capture: Capture) -> Iterator[str]:
     device = None if capture.eager is None else device_of(capture.eager)
     if device is not None and device.type != "cpu":
         yield f"both models ran on the device {device.type}"
+
+
+def _separated_note(done: Sequence[tuple[Node, str]], names: Mapping[int, OpName]) -> list[str]:
+    """What was edited for the backend."""
+    told = few([f"{name_of(node, names) or node.name} {what}" for node, what in done])
+    return [f"for the backend, which would compute something else without it: {told}"] if done else []
 
 
 def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> list[Note]:

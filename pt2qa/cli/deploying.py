@@ -16,10 +16,29 @@ from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, say, say_w
 from pt2qa.cli.printing import Printing, prints_report
 
 
+def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Prints what a file holds, and ends."""
+    if path is None:
+        return
+    from pt2qa._deployed.deployment import inspected
+
+    click.echo("\n".join(inspected(path)))
+    context.exit()
+
+
 @main.command()
 @options.flow
 @options.quantizer
 @options.folder
+@click.option(
+    "--inspect",
+    metavar="FILE",
+    type=InputFile(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_inspect,
+    help="Print what a program holds (weights, biases, scales, limits by kernel), and exit. Nothing is run.",
+)
 @click.option(
     "--deployed",
     metavar="FILE",
@@ -53,6 +72,7 @@ def deploy(
       pt2qa deploy flow.py -q xnnpack -o deploy
       pt2qa deploy flow.py -q x86 --backend x86:isa=avx2 -o deploy
       pt2qa deploy flow.py -q xnnpack -o deploy --deployed model.pte
+      pt2qa deploy --inspect model.pte
       pt2qa deploy flow.py -q xnnpack -o deploy --deployed outputs.safetensors
       pt2qa gate deploy/deployed.safetensors --require 'sqnr>=30' --require 'suspect_values<=0'
 

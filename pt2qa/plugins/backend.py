@@ -30,7 +30,11 @@ class Ran:
 
 @runtime_checkable
 class DeployedProgram(Protocol):
-    """A lowered model that is ready to run."""
+    """A lowered model that is ready to run.
+
+    Optional: ``differences(graph) -> list[tuple[Node | None, str]]``: what a program that was made elsewhere holds
+    otherwise than a converted graph, by the op of the graph, None for the whole; read without running it.
+    """
 
     @property
     def taps(self) -> Mapping[str, str]:
@@ -66,7 +70,8 @@ class DeployedProgram(Protocol):
 class Backend(Protocol):
     """Lowers converted graphs and runs them: an instance of a frozen dataclass whose fields are its options.
 
-    A plug-in offers one as ``backend``; ``backend="x86:isa=avx2"`` sets its options by text.
+    A plug-in offers one as ``backend``; ``backend="x86:isa=avx2"`` sets its options by text.  Optional: ``inspect(path)
+    -> tuple[str, ...]``: what an artefact holds, in lines.
     """
 
     @property

@@ -43,6 +43,9 @@ class QuantizerPlugin(Protocol):
       see :class:`pt2qa.plugins.BackendSpec`.
     - ``quantizer_classes: ClassVar[tuple[str, ...]]``: paths of the torchao quantizers that annotate for this backend.
       An object of one, or of a subclass, that is given in place of the plug-in is checked against its ``spec``.
+    - ``before_convert() -> Callable[[GraphModule], list[tuple[Node, str]]]``: a function that edits a calibrated graph
+      in place where the backend would compute something else than the graph says, without changing any number, and
+      returns what it did to which op. Its module needs torch alone: printed code has its source.
     - ``backend: ClassVar[Backend]``: lowers converted graphs and runs them, for :func:`pt2qa.compare_deployed`; see
       :class:`pt2qa.plugins.Backend`.
 

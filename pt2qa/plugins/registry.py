@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins.backend_spec import BackendSpec
 from pt2qa.plugins.options import options_of, parse_options, with_options
 from pt2qa.plugins.protocol import GenericPlugin, QuantizerPlugin
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
 
 GROUP = "pt2qa.quantizers"
 
@@ -88,10 +93,21 @@ def spec_of(plugin: object) -> BackendSpec | None:
     >>> spec_of(resolve("xnnpack")).name
     'XNNPACK'
     """
-    own: BackendSpec | None = getattr(plugin, "spec", None)
-    if own is None and isinstance(plugin, GenericPlugin):
-        return getattr(_plugin_of_backend(plugin.quantizer), "spec", None)
-    return own
+    found: BackendSpec | None = getattr(_knowing(plugin, "spec"), "spec", None)
+    return found
+
+
+def edit_before_convert(plugin: object) -> Callable[[GraphModule], list[tuple[Node, str]]] | None:
+    """What a plug-in's backend needs of a calibrated graph, found as its spec is; None if nothing."""
+    knowing = _knowing(plugin, "before_convert")
+    return None if knowing is None else knowing.before_convert()
+
+
+def _knowing(plugin: object, ability: str) -> Any:
+    """A plug-in, or for a quantizer object the one that knows its class; None if it has no such ability."""
+    if isinstance(plugin, GenericPlugin):
+        plugin = _plugin_of_backend(plugin.quantizer)
+    return plugin if hasattr(plugin, ability) else None
 
 
 def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:

@@ -17,7 +17,7 @@ from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
 MODEL, OBSERVED, INDEX = "model.pte", "observed.pte", "xnnpack.json"
 
@@ -83,6 +83,13 @@ class XNNPACKBackend:
             raise DeploymentError(f"{path}: cannot be read: {error}") from error
         return XNNPACKProgram(data, facts=_facts(path, data))
 
+    def inspect(self, path: Path) -> tuple[str, ...]:
+        """What a ``.pte`` file holds, kernel by kernel; see :class:`pt2qa.plugins.Backend`."""
+        from pt2qa_xnnpack.artefact import kernels_of
+
+        program = self.open(path)
+        return (*program.facts, *map(str, kernels_of(program.model)))
+
 
 @dataclass(frozen=True)
 class XNNPACKProgram:
@@ -119,6 +126,12 @@ class XNNPACKProgram:
         own = every[: len(outputs)]
         values = {name: every[position] for name, position in self.positions.items()}
         return Ran(outputs, values, changed=not _same(outputs, own))
+
+    def differences(self, graph: GraphModule) -> list[tuple[Node | None, str]]:
+        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
+        from pt2qa_xnnpack.artefact import differences
+
+        return list(differences(self.model, graph))
 
     def save(self, folder: Path) -> None:
         """Writes ``model.pte``, ``observed.pte`` and an index."""

@@ -77,6 +77,37 @@ def op_name(node: Node) -> str:
     return "" if node.op != "call_function" or schema is None else str(schema.name)
 
 
+def reason_of(error: BaseException) -> str:
+    """An error of ExecuTorch with the one that began it, and the op that was being looked at."""
+    chain = [error]
+    while (
+        inner := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__)
+    ) is not None:
+        chain.append(inner)
+    told = dict.fromkeys(f"{type(each).__name__}: {str(each) or 'no message'}" for each in (chain[0], chain[-1]))
+    node = _node_in(chain[-1])
+    return "; it began with ".join(told) + ("" if node is None else f", at {_place(node)}")
+
+
+def _node_in(error: BaseException) -> Node | None:
+    """The op in the innermost frame that has one."""
+    from torch.fx import Node
+
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        # A pass looks at each node of a graph, and hands it on; the rest of its nodes are what that one reads.
+        nodes = (trace.tb_frame.f_locals.get(name) for name in ("target_node", "node"))
+        found = next((node for node in nodes if isinstance(node, Node) and node.op == "call_function"), found)
+        trace = trace.tb_next
+    return found
+
+
+def _place(node: Node) -> str:
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return f"{op_name(node) or node.name}" + (f" of {path}" if path else "")
+
+
 class Merged(NamedTuple):
     """Outputs of a delegate that XNNPACK's passes made one value.
 
@@ -200,6 +231,38 @@ def is_channel_dequantize(node: object) -> bool:
 def _is(node: object, op: str, overload: str) -> bool:
     target = str(getattr(node, "target", ""))
     return target == f"{op}.{overload}" if overload else target.startswith(f"{op}.")
+
+
+def without_rounding(graph_module: GraphModule) -> GraphModule:
+    """A copy of a converted graph without quantization; its weights are rounded, and held in float."""
+    import copy
+    from operator import attrgetter
+
+    from torch.fx import GraphModule
+    from torch.fx.node import map_arg
+
+    result = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    result.meta.update(graph_module.meta)
+
+    def constant(node: Node) -> Any:
+        return attrgetter(str(node.target))(graph_module)
+
+    for number, node in enumerate(list(result.graph.nodes)):
+        if not is_dequantize(node) and not is_channel_dequantize(node):
+            continue
+        source = node.args[0]
+        if source.op == "get_attr":
+            name = f"in_float_{number}"
+            result.register_buffer(name, node.target(*map_arg(node.args, constant), **map_arg(node.kwargs, constant)))
+            with result.graph.inserting_before(node):
+                value = result.graph.get_attr(name)
+            value.meta = {**node.meta}
+            node.replace_all_uses_with(value)
+        else:
+            node.replace_all_uses_with(source.args[0])
+    result.graph.eliminate_dead_code()
+    result.recompile()
+    return result
 
 
 def is_delegated(node: Node) -> bool:

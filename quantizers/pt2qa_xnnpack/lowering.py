@@ -26,7 +26,9 @@ from pt2qa_xnnpack.internals import (
     op_name,
     outputs_by_delegate,
     programs_of_delegates,
+    reason_of,
     runtime,
+    without_rounding,
 )
 
 COPIED = "XNNPACK removes the copy that makes it"
@@ -49,7 +51,11 @@ def lower(
     # Programs take inputs in the layout of their example.
     inputs = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in inputs]
     progress("lowering the model")
-    model = _lowered(graph, inputs, dynamic_shapes, XnnpackPartitioner())
+    try:
+        model = _lowered(graph, inputs, dynamic_shapes, XnnpackPartitioner())
+    except DeploymentError as error:
+        progress("lowering it in float")
+        raise DeploymentError(f"{error}. {_in_float(graph, inputs, dynamic_shapes)}") from error
     if model.missing:
         raise DeploymentError(
             f"not delegated to XNNPACK, and ExecuTorch's Python package has no kernel for {', '.join(model.missing)}. "
@@ -75,6 +81,15 @@ def lower(
         else:
             groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return found
+
+
+def _in_float(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None) -> str:
+    """Whether quantization is why a model cannot be lowered."""
+    try:
+        _lowered(without_rounding(graph), inputs, dynamic_shapes, XnnpackPartitioner())
+    except DeploymentError as error:
+        return f"Neither can it be in float: {error}"
+    return "In float, without any rounding, it is lowered"
 
 
 def _disturbance(program: XNNPACKProgram, inputs: Sequence[Any]) -> str:
@@ -236,9 +251,7 @@ def _lowered(
     except _MergedError:
         raise
     except Exception as error:
-        raise DeploymentError(
-            f"ExecuTorch could not lower the model: {type(error).__name__}: {str(error) or 'no message'}"
-        ) from error
+        raise DeploymentError(f"ExecuTorch could not lower the model: {reason_of(error)}") from error
     known = runtime().operator_registry.operator_names
     missing = {name.partition(".")[0] for name in contents_of(data).operators if name not in known}
     written = tuple(program.graph_signature.buffers_to_mutate.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -128,6 +128,12 @@ class XNNPACK:
         from pt2qa_xnnpack.rules import RULES
 
         return RULES
+
+    def before_convert(self) -> Callable[[GraphModule], list[tuple[Node, str]]]:
+        """What ExecuTorch's delegate needs of a prepared graph; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_xnnpack.separation import for_xnnpack
+
+        return for_xnnpack
 
     def quantizer_code(self, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:
         """The plan as calls of ExecuTorch's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""

@@ -6,6 +6,7 @@ Each was measured with ExecuTorch 1.4.1: tiny graphs were lowered and run by its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from pt2qa_xnnpack.internals import (
     shape_of,
 )
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
+from pt2qa_xnnpack.separation import bias_read_by, clamp_of, overwriting
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
 
@@ -247,6 +249,64 @@ DTYPE = Rule(
     find=find_dtype,
 )
 
+# -- one bias, one activation ------------------------------------------------------------------------------------------
+
+
+def find_shared_bias(context: Any) -> Iterator[Found]:
+    """Products with static scales that read a bias which another one reads first, with other scales."""
+    products = {product.name: product for product in context.integer_products}
+    first: dict[Node, Any] = {}
+    for node in context.pair.quantized.graph.nodes:
+        bias, name = bias_read_by(node), context.name_of(node)
+        source = rounding_of(_input(node)) if bias is not None else None
+        if bias is None or source is None or name not in products:
+            continue
+        own = source.scale * products[name].scales.double().flatten()
+        held = first.setdefault(bias, (name, own))[1]
+        ratio = float((held / own).max() if held.shape == own.shape else held.max() / own.max())
+        if not math.isclose(ratio, 1, rel_tol=1e-3):
+            yield Found(
+                name, f"its bias is held with the scale of {first[bias][0]}: as {1 / ratio:.3g} times its value"
+            )
+
+
+SHARED_BIAS = Rule(
+    id="xnnpack-shared-bias",
+    severity="error",
+    title="products that share a bias and have other scales",
+    why="ExecuTorch writes a bias into a delegate once, as integers with the input's and weight's scale of the first "
+    "product that reads it, and all others of the delegate add these integers with their own scales. A linear called "
+    "on x and on 0.1 * x falls from 45.7 dB to 1.2 dB at the second call.",
+    fix="give each call a bias of its own: pt2qa_xnnpack.for_xnnpack(graph) edits a prepared or converted graph so; "
+    "pt2qa.quantize does it, and so does the code that it prints",
+    needs=("pair",),
+    find=find_shared_bias,
+)
+
+
+def find_stacked(context: Any) -> Iterator[Found]:
+    """Activations that are fused into a kernel in place of those before them."""
+    for node in context.pair.quantized.graph.nodes:
+        if (right := overwriting(node)) is not None:
+            limits, own = ("{:g}..{:g}".format(*each) for each in (right, clamp_of(node) or ()))
+            yield Found(
+                context.name_of(node), f"its limits {own} replace those of the activation before it: not {limits}"
+            )
+
+
+STACKED = Rule(
+    id="xnnpack-stacked-activations",
+    severity="error",
+    title="activations that undo the one before them",
+    why="ExecuTorch fuses the activations behind a convolution, linear, add, sub or mul in float one by one, and the "
+    "limits of the last overwrite those before: Linear, Hardtanh, ReLU is no longer limited to 1 (-2 dB). Between "
+    "quantize ops it does not.",
+    fix="write one activation with the limits of both, such as nn.Hardtanh(0, 1); pt2qa_xnnpack.for_xnnpack(graph) "
+    "edits a graph so; pt2qa.quantize does it, and so does the code that it prints",
+    needs=("pair",),
+    find=find_stacked,
+)
+
 # -- dynamic scales ----------------------------------------------------------------------------------------------------
 
 
@@ -328,5 +388,5 @@ PORTABLE = Rule(
     find=find_portable,
 )
 
-RULES = (REFUSED, OUTSIDE, DTYPE, POOL, RANGE, PORTABLE, SLICES)
+RULES = (REFUSED, OUTSIDE, DTYPE, SHARED_BIAS, STACKED, POOL, RANGE, PORTABLE, SLICES)
 """What :meth:`pt2qa_xnnpack.XNNPACK.rules` adds to the structure check."""

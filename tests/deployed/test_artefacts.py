@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 import json
+import operator
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
@@ -84,8 +88,94 @@ def test_a_program_made_elsewhere_is_compared_by_its_outputs(report: DeployedRep
     assert "No intermediate value was observed." in report.summary()
 
 
+def changed(pair: pt2qa.QuantizedPair, name: str, change: Callable[[Tensor], Tensor]) -> pt2qa.QuantizedPair:
+    """A copy of a pair with another constant."""
+    graph = copy.deepcopy(pair.quantized)
+    value = operator.attrgetter(name)(graph)
+    value.data = change(value.data)
+    return dataclasses.replace(pair, quantized=graph)
+
+
+def read(pte: Path, graph: torch.fx.GraphModule) -> list[str]:
+    return [what for _, what in XNNPACKBackend().open(pte).differences(graph)]
+
+
+def test_a_file_of_this_pair_holds_its_numbers(pair: pt2qa.QuantizedPair, pte: Path) -> None:
+    assert read(pte, pair.quantized) == []
+    shown = XNNPACKBackend().inspect(pte)
+    assert any(line.startswith("Conv2d: qint8 ") and "; weight qcint8 " in line for line in shown)
+    assert any(line.startswith("FullyConnected: ") and "; bias " in line for line in shown)
+
+
+def test_a_file_of_other_weights_or_another_calibration_is_told_apart_without_running_it(
+    pair: pt2qa.QuantizedPair, pte: Path
+) -> None:
+    bias = next(
+        node.args[2].target
+        for node in pair.quantized.graph.nodes
+        if "linear" in str(node.target) and len(node.args) > 2
+    )
+    (told,) = read(pte, changed(pair, bias, lambda value: 2 * value).quantized)
+    assert told == "its bias is held at 0.5 times its value"
+    weights = [node.target for node in pair.quantized.graph.find_nodes(op="get_attr")]
+    weight = next(name for name in weights if operator.attrgetter(name)(pair.quantized).dtype == torch.int8)
+    (told,) = read(pte, changed(pair, weight, lambda value: value.clamp(-50, 50)).quantized)
+    assert re.fullmatch(r"\d+\.\d% of its weights differ", told)
+    capture = pt2qa.capture(residual(), images(4), dynamic_shapes={"x": {0: torch.export.Dim("batch", max=8)}})
+    other = pt2qa.quantize(capture, "xnnpack", [3 * images(4)])
+    told = read(pte, other.quantized)[0]
+    assert "its input has scale " in told
+    report = pt2qa.compare_deployed(other, DATA, deployed=pte)
+    assert report.facts[-1].startswith("read, not run, it holds something else than this pair, so it was not made from")
+    assert "the kernels" not in report.summary()
+
+
+class Outputs(nn.Module):
+    """Two outputs of one shape, and a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, Tensor]:
+        return self.first(x), x.shape[0], self.second(x)
+
+
+def test_outputs_in_another_order_are_matched_by_content_and_sizes_are_left_out(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    pair = pt2qa.quantize(
+        pt2qa.capture(Outputs().eval(), x, dynamic_shapes={"x": {0: torch.export.Dim("rows", max=8)}}), "xnnpack", [x]
+    )
+    first, size, second = pair.quantized(x)
+    assert size == 6
+    orders = {"right": (first, second), "with a size": (first, torch.tensor(6), second), "turned": (second, first)}
+    for name, outputs in orders.items():
+        path = tmp_path / f"{name}.safetensors"
+        save_file({f"batch0.output{n}": value.clone() for n, value in enumerate(outputs)}, path)
+        report = pt2qa.compare_deployed(pair, [x], deployed=path)
+        assert [row.cumulative_sqnr for row in report.outputs] == [inf, inf], name
+        assert any("in another order" in note for note in report.notes) == (name == "turned")
+    other = (first + 1, second + 1)
+    save_file({f"batch0.output{n}": value for n, value in enumerate(other)}, tmp_path / "other.safetensors")
+    report = pt2qa.compare_deployed(pair, [x], deployed=tmp_path / "other.safetensors")
+    assert not any("in another order" in note for note in report.notes)
+
+
+def test_a_model_that_returns_a_size_is_lowered(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    capture = pt2qa.capture(Outputs().eval(), x, dynamic_shapes={"x": {0: torch.export.Dim("rows", max=8)}})
+    pair = pt2qa.quantize(capture, "xnnpack", [x])
+    shapes = ({0: torch.export.Dim("rows", max=8)},)
+    path = lowered(pair, tmp_path / "model.pte", x, dynamic_shapes=shapes)
+    report = pt2qa.compare_deployed(pair, [x], deployed=path)
+    assert len(report.outputs) == 2
+
+
 def test_what_the_file_holds_is_told(report: DeployedReport) -> None:
-    held, signature = report.facts
+    held, signature, read = report.facts
+    assert read == "read, not run, it holds this pair's weights, biases, scales and limits"
     assert held.startswith("model.pte: delegates: 2 XnnpackBackend; ops outside: ")
     assert "aten::mean.out" in held
     assert signature == "model.pte takes float32 up to (8, 3, 8, 8) and returns float32 up to (8, 4)"

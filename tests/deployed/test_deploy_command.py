@@ -58,6 +58,18 @@ def test_deploy_lowers_compares_prints_and_keeps_everything(first: tuple[Path, R
     assert result.stderr.splitlines()[-1] == f"wrote {folder / 'deployed.safetensors'}"
 
 
+def test_inspect_prints_what_a_program_holds_and_needs_no_flow(first: tuple[Path, Result], tmp_path: Path) -> None:
+    folder, _ = first
+    result = run("deploy", "--inspect", folder / "program" / "model.pte")
+    assert result.exit_code == 0, result.output
+    assert "model.pte: delegates: " in result.stdout
+    assert "Conv2d: qint8 (4, 8, 8, 3), scale " in result.stdout
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    result = run("deploy", "--inspect", tmp_path / "model.onnx")
+    assert result.exit_code == 1
+    assert "no installed backend reads such a file. Expected .pte" in " ".join(result.stderr.split())
+
+
 def test_a_second_run_lowers_nothing(
     first: tuple[Path, Result], flow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

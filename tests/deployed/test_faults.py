@@ -43,6 +43,7 @@ def test_a_dynamic_linear_with_a_scale_for_each_row(dynamic: pt2qa.QuantizedPair
     report = deployed(dynamic, rows)
     assert [row.name for row in report.suspects] == ["linear"]
     assert stage_and_op(report)[1] == "linear"
+    assert report.suspects[0].cause == "its input has a scale for each row (pair.as_deployed() computes so)"
     assert any("pair.as_deployed() simulates the kernels" in note for note in report.notes)
 
 
@@ -69,6 +70,7 @@ def test_a_narrow_range_that_the_kernels_ignore() -> None:
     report = deployed(pair, 3 * images())
     assert [row.name for row in report.suspects] == ["input", "1/relu", "2/conv2d"]
     assert stage_and_op(report) == ("deployed", "input")
+    assert {row.cause for row in report.suspects} == {"its integers are clamped to -128..127, not to -64..63"}
     assert "better than the converted graph says" in report.summary()
     assert "input: its range is -64..63, and the kernels clamp at -128..127 (xnnpack-ignored-range)" in report.notes
 
@@ -109,6 +111,7 @@ def test_weight_scales_for_which_the_bias_overflows() -> None:
     assert [row.name for row in report.suspects] == ["0/linear"]
     assert report.suspects[0].isolated_max_lsb > 50
     assert stage_and_op(report) == ("deployed", "0/linear")
+    assert report.suspects[0].cause == "its bias is beyond 32 bits in 1 of 8 channels"
     assert any(note.startswith("0/linear: 1 of 8 channels have a bias of") for note in report.notes)
 
 

@@ -1,0 +1,309 @@
+"""Why a kernel differs: its region is run again under hypotheses until one gives the deployed value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.nn import functional as F
+
+from pt2qa._decibels import agreement
+from pt2qa._deployed.rows import FLOAT_MATCH_DB, LSB
+from pt2qa._graph.handles import op_of
+from pt2qa._metrics import error_sums
+from pt2qa._simulator import quant_ops
+from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
+
+_PRODUCTS: Final = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+_CLAMPS: Final = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max")
+_SLICES: Final = {"row": (-1,), "pixel": (-3,), "image": (-3, -2, -1)}
+
+Instead = Mapping[Node, Callable[..., Any]]
+"""What computes nodes in place of their own function."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """The nodes of a converted graph from which one observed value is computed, on the deployed values of its inputs.
+
+    Attributes:
+        root: the graph.
+        given: by node, the deployed value.
+        nodes: in graph order; the last one was observed.
+        deployed: its deployed value.
+        name_of: what a report calls a node.
+    """
+
+    root: GraphModule
+    given: Mapping[Node, Any]
+    nodes: tuple[Node, ...]
+    deployed: Tensor
+    name_of: Callable[[Node], str]
+
+    @classmethod
+    def of(
+        cls, root: GraphModule, last: Node, known: Mapping[Node, Any], deployed: Tensor, name_of: Callable[[Node], str]
+    ) -> Region:
+        needed, ahead = {last}, list(last.all_input_nodes)
+        while ahead:
+            node = ahead.pop()
+            if node not in needed and node not in known:
+                needed.add(node)
+                ahead += node.all_input_nodes
+        return cls(root, known, tuple(node for node in root.graph.nodes if node in needed), deployed, name_of)
+
+    def run(self, instead: Instead | None = None) -> Any:
+        values = dict(self.given)
+        for node in self.nodes:
+            if node.op == "get_attr":
+                values[node] = attrgetter(str(node.target))(self.root)
+            else:
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = (instead or {}).get(node, node.target)(*args, **kwargs)
+        return values[self.nodes[-1]]
+
+    def real(self, value: Tensor) -> Tensor:
+        """A value of the last node, dequantized if it is integers."""
+        last = self.nodes[-1]
+        if not quant_ops.is_static_per_tensor(last):
+            return value.double()
+        scale, zero_point, *_ = last.args[1:]
+        return (value.double() - zero_point) * scale  # type: ignore[operator]  # numbers
+
+    def gives(self, value: Tensor) -> bool:
+        """Whether a value is the deployed one, as closely as a right kernel's."""
+        if not isinstance(value, Tensor) or value.shape != self.deployed.shape:
+            return False
+        if not value.is_floating_point():
+            return bool((value.long() - self.deployed.long()).abs().max() <= LSB)
+        least = agreement(FLOAT_MATCH_DB, [str(value.dtype).removeprefix("torch.")])
+        return error_sums(value, self.deployed).sqnr >= least
+
+    def called(self, *ops: str) -> Iterator[Node]:
+        yield from (node for node in self.nodes if node.op == "call_function" and op_of(node.target) in ops)
+
+
+def cause_of(region: Region) -> str:
+    """What makes the deployed value of a region; empty if no hypothesis does."""
+    # A kernel with finer dynamic scales may have a fault beside them.
+    for design, beside in [("", {}), *finer_slices(region)]:
+        for hypothesis in HYPOTHESES:
+            for told, instead in hypothesis(region):
+                try:
+                    found = region.run({**beside, **instead})
+                except IndexError:
+                    continue  # slices along an axis that the value does not have
+                if region.gives(found):
+                    return f"{told}, and {design}" if design else told
+    return ""
+
+
+# -- biases ------------------------------------------------------------------------------------------------------------
+
+Supposed = Iterator[tuple[str, Instead]]
+
+
+def _with_bias(node: Node, change: Callable[[Tensor], Tensor | None]) -> Instead:
+    target: Any = node.target
+    return {node: lambda x, weight, bias, *rest: target(x, weight, change(bias), *rest)}
+
+
+def _biased(region: Region) -> Iterator[tuple[Node, Node]]:
+    """The products with a bias, with it."""
+    for node in region.called(*_PRODUCTS):
+        if len(node.args) > 2 and isinstance(node.args[2], Node):
+            yield node, node.args[2]
+
+
+def another_scale(region: Region) -> Supposed:
+    """A bias that is held with the scale of another product that reads it."""
+    for node, bias in _biased(region):
+        own = _bias_scale(region, node)
+        for reader in bias.users:
+            other = _bias_scale(region, reader)
+            if reader is node or own is None or other is None or other.shape not in (own.shape, ()):
+                continue
+            ratio = (own / other).to(torch.float32)
+            if not torch.allclose(ratio, torch.ones(())):
+                low, high = (f"{float(each):.3g}" for each in (ratio.min(), ratio.max()))
+                times = low if low == high else f"{low} to {high}"
+                told = f"its bias is held at {times} times its value: with the scale of {region.name_of(reader)}"
+                yield told, _with_bias(node, lambda held, ratio=ratio: held * ratio)
+
+
+def another_size(region: Region) -> Supposed:
+    """A bias that is a multiple of its value: the factor that fits best, 0 for one that was lost."""
+    for node, _ in _biased(region):
+        whole, without = (region.real(region.run(_with_bias(node, part))) for part in (torch.clone, torch.zeros_like))
+        deployed, part = region.real(region.deployed), whole - without
+        inner = (deployed > deployed.min()) & (deployed < deployed.max()) & (without > without.min())
+        inner &= without < without.max()
+        factor = float((part * (deployed - without))[inner].sum() / (part**2)[inner].sum())
+        if isfinite(factor) and abs(factor - 1) > 1e-3:
+            told = f"its bias is held at {factor:.3g} times its value"
+            yield told, _with_bias(node, lambda held, factor=factor: held * factor)
+
+
+def beyond_32_bits(region: Region) -> Supposed:
+    """A bias whose integers do not fit into 32 bits, and that comes out as the lowest one or wraps around."""
+    for node, bias in _biased(region):
+        scale = _bias_scale(region, node)
+        value = attrgetter(str(bias.target))(region.root) if bias.op == "get_attr" else None
+        if scale is None or value is None:
+            continue
+        steps = (value.double() / scale).round()
+        beyond = (steps.abs() >= 2**31).sum()
+        for limited in (
+            torch.where(steps.abs() >= 2**31, -(2.0**31), steps),
+            steps.clamp(-(2**31), 2**31 - 1),
+            (steps + 2**31).remainder(2**32) - 2**31,
+        ):
+            told = f"its bias is beyond 32 bits in {int(beyond)} of {steps.numel()} channels"
+            held = (limited * scale).to(value.dtype)
+            if beyond:
+                yield told, _with_bias(node, lambda bias, held=held: held)
+
+
+def _bias_scale(region: Region, node: Node) -> Tensor | None:
+    """Scale of the input times that of the weight: one step of an integer bias; None for a product in float."""
+    found = torch.ones((), dtype=torch.float64)
+    for source in node.args[:2]:
+        if not isinstance(source, Node) or not quant_ops.is_dequantize(source):
+            return None
+        scale = source.args[1]
+        if isinstance(scale, Node):
+            if scale.op != "get_attr":
+                return None
+            scale = attrgetter(str(scale.target))(region.root)
+        found = found * torch.as_tensor(scale, dtype=torch.float64)
+    return found
+
+
+# -- limits and rounding -----------------------------------------------------------------------------------------------
+
+
+def lost_limits(region: Region) -> Supposed:
+    """An activation that clamps nothing."""
+    for node in region.called(*_CLAMPS):
+        yield f"the limits of {region.name_of(node)} are lost", {node: lambda x, *_, **__: x}
+
+
+def wider_range(region: Region) -> Supposed:
+    """Integers that are clamped to all of their type."""
+    for node in region.nodes:
+        if quant_ops.is_quantize(node) and quant_ops.is_static_per_tensor(node):
+            low, high, dtype = node.args[3:6]
+            limits, target = torch.iinfo(dtype), node.target  # type: ignore[arg-type]
+            if (low, high) != (limits.min, limits.max):
+                yield (
+                    f"its integers are clamped to {limits.min}..{limits.max}, not to {low}..{high}",
+                    {node: lambda x, scale, zero, *_, t=target, d=dtype, i=limits: t(x, scale, zero, i.min, i.max, d)},
+                )
+
+
+def other_rounding(region: Region) -> Supposed:
+    """Integers that are cut off instead of rounded."""
+    for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)):
+
+        def rounded(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, cut: Any = cut) -> Tensor:
+            return (cut(x / scale) + zero).clamp(low, high).to(dtype)
+
+        nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
+        if nodes:
+            yield f"values are rounded {way}", dict.fromkeys(nodes, rounded)
+
+
+# -- dynamic scales, arithmetic, layout --------------------------------------------------------------------------------
+
+
+def finer_slices(region: Region) -> Supposed:
+    """A scale for each row, pixel or image of a dynamic input in place of one for the tensor."""
+    pairs = [
+        (node, node.args[0])
+        for node in region.nodes
+        if quant_ops.is_dequantize(node) and quant_ops.is_dynamic_per_tensor(node) and isinstance(node.args[0], Node)
+    ]
+    for kind, axes in _SLICES.items():
+
+        def sliced(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, *_: Any, axes: Any = axes) -> Any:
+            given = (*choose_qparams_per_slice(x, axes, low, high), axes, low, high, dtype)
+            return dequantize_per_slice(quantize_per_slice(x, *given), *given)
+
+        instead = {dequantize: sliced for dequantize, _ in pairs} | {q: lambda x, *_: x for _, q in pairs}
+        if pairs:
+            yield f"its input has a scale for each {kind} ({BY_DESIGN})", instead
+
+
+BY_DESIGN: Final = "pair.as_deployed() computes so"
+"""What the causes say that are not a kernel's fault."""
+
+
+def fewer_digits(region: Region) -> Supposed:
+    """Float arithmetic in 16 bits."""
+    nodes = [node for node in region.nodes if node.op == "call_function" and not quant_ops.is_quantization(node)]
+    for dtype in (torch.bfloat16, torch.float16):
+
+        def shorter(value: Any, dtype: torch.dtype = dtype) -> Any:
+            return value.to(dtype).to(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        def computed(*args: Any, target: Any, shorter: Any = shorter, **kwargs: Any) -> Any:
+            return shorter(target(*map(shorter, args), **kwargs))
+
+        def of(target: Any, computed: Any = computed) -> Callable[..., Any]:
+            return lambda *args, **kwargs: computed(*args, target=target, **kwargs)
+
+        yield f"it is computed in {str(dtype).removeprefix('torch.')}", {node: of(node.target) for node in nodes}
+
+
+def padded_with_integer_zero(region: Region) -> Supposed:
+    """A convolution whose padding is the integer 0, not the zero point."""
+    for node in region.called("conv1d", "conv2d"):
+        source = node.args[0]
+        if not isinstance(source, Node) or not quant_ops.is_dequantize(source) or len(node.args) < 5:
+            continue
+        scale, zero = source.args[1:3]
+        sides: Sequence[Any] = node.args[4]  # type: ignore[assignment]
+        if not isinstance(zero, int) or zero == 0 or not any(sides):
+            continue
+        around = [size for size in reversed(sides) for _ in range(2)]
+
+        fill, target = -zero * scale, node.target  # type: ignore[operator]  # numbers
+
+        def padded(x: Any, weight: Any, bias: Any, stride: Any, pads: Any, *rest: Any) -> Any:
+            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # type: ignore[operator]  # noqa: B023
+
+        yield "its padding is the integer 0, not the zero point", {node: padded}
+
+
+def other_layout(region: Region) -> Supposed:
+    """An image that is returned with its channels last where they should be first, or the other way round."""
+    last: Any = region.nodes[-1]
+    if region.deployed.dim() == 4:
+
+        def turned(*args: Any, **kwargs: Any) -> Any:
+            value = last.target(*args, **kwargs)
+            return value.permute(0, 2, 3, 1).reshape(value.shape)
+
+        yield "it is returned with the channels last, as if they were first", {last: turned}
+
+
+HYPOTHESES: Final[tuple[Callable[[Region], Supposed], ...]] = (
+    another_scale,
+    beyond_32_bits,
+    lost_limits,
+    wider_range,
+    finer_slices,
+    other_layout,
+    padded_with_integer_zero,
+    fewer_digits,
+    other_rounding,
+    another_size,
+)
+"""In this order; the first that gives the deployed value is the cause."""
