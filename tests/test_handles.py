@@ -17,6 +17,7 @@ from pt2qa._graph.handles import (
     handle_of,
     input_handles,
     names_of,
+    nested_graphs,
     op_of,
     source_line,
     user_inputs,
@@ -241,3 +242,17 @@ def test_the_line_that_made_a_node_is_known_without_its_text(text: str) -> None:
     node.meta["stack_trace"] = "".join(frames).rstrip("\n")
     assert source_line(node) == "net.py:12"
     assert source_line(node, code=True) == ("net.py:12: y = self.conv(x)" if text else "net.py:12")
+
+
+def test_a_nested_graph_of_an_unknown_op_has_a_number_for_a_name() -> None:
+    graph = torch.fx.Graph()
+    x, bodies = graph.placeholder("x"), [graph.get_attr(name) for name in ("first", "second")]
+    called = graph.call_function(torch.ops.higher_order.tag_activation_checkpoint, (*bodies, x))
+    graph.output(graph.call_function(torch.ops.higher_order.cond, (x, *bodies, (x,))))
+    body = torch.fx.Graph()
+    body.output(body.placeholder("x"))
+    parts = {name: GraphModule({}, body) for name in ("first", "second")}
+    module = GraphModule(parts, graph)
+    assert [name for name, _ in nested_graphs(called, module)] == ["graph0", "graph1"]
+    assert nested_graphs(called.next, module) == [("true", module.first), ("false", module.second)]
+    assert nested_graphs(x, module) == []

@@ -17,9 +17,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._graph.copies import copy_nodes
-from pt2qa._graph.handles import assign_handles, remove_handles
-from pt2qa._graph.internals.nodes import PROVENANCE
-from pt2qa._graph.matching import has_handles
+from pt2qa._graph.handles import assign_handles, handle_of, remove_handles
+from pt2qa._graph.internals.nodes import CUSTOM, PROVENANCE
+from pt2qa._graph.matching import complete_handles, has_handles
 from pt2qa.plugins import resolve
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.models import (
@@ -296,3 +296,23 @@ def test_an_edit_may_name_a_dropout_of_a_model_that_is_trained() -> None:
         pair = pt2qa.quantize(capture, quantizer, [ROWS], qat=True, overrides=plan, progress=False)
         assert ("1/dropout" in {site.name for site in pair.sites}) == rounded
         assert pair.pairing.unpaired == ()
+
+
+class Twins(nn.Module):
+    """Two ops of one kind read one value; what reads them tells one from the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().sigmoid() + x.relu().tanh()
+
+
+def test_of_ops_that_read_the_same_the_readers_decide() -> None:
+    known = torch.export.export(Twins(), (ROWS,)).module()
+    assign_handles(known)
+    graph = copy.deepcopy(known)
+    first, second = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    wanted = handle_of(first), handle_of(second)
+    first.prepend(second)
+    for node in (first, second):
+        node.meta[CUSTOM] = {}
+    assert complete_handles(known, graph) == 2
+    assert (handle_of(first), handle_of(second)) == wanted

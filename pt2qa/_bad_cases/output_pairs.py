@@ -67,7 +67,7 @@ class OutputPair:
         winners = both if both[0].dim() == 2 else tuple(x.argmax(-1) for x in both)
         others = (winners[0] != winners[1]).reshape(*keep.shape, -1).any(-1)
         signal, noise = reference.square().sum(-1), (reference - quantized).square().sum(-1)
-        ratio = torch.where(noise > 0, noise / signal, 0.0).masked_fill(~keep, 0.0).nan_to_num(nan=math.inf)
+        ratio = torch.where(noise > 0, noise / signal, 0.0).masked_fill(~keep, 0.0)
         first = torch.where(others & keep, 1, 0)
         return [
             (int(wrong.argmax()) if bool(wrong.any()) else -1, int(noisy.argmax()) if bool(noisy.any()) else -1)

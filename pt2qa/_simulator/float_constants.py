@@ -98,25 +98,26 @@ class FloatConstants:
             inputs = node.all_input_nodes
             if node.op == "get_attr" or (node.op == "call_function" and inputs and constant.issuperset(inputs)):
                 constant.add(node)
-        written = {memory_of(node) for node in constant if op_rules.mutates_first_argument(node.target)}
-        if not written:
-            return
-        held = [node for node in nodes if node.op == "get_attr" and memory_of(node) in written]
-        start = {node: self._evaluate(node) for node in held}
-        own = copied_together([known.value for known in start.values() if known is not None])
+        self._written = {memory_of(node) for node in constant if op_rules.mutates_first_argument(node.target)}
+        start = {
+            node: known
+            for node in nodes
+            if node.op == "get_attr" and memory_of(node) in self._written and (known := self._evaluate(node))
+        }
+        own = copied_together([known.value for known in start.values()])
         for (node, known), value in zip(start.items(), own, strict=True):
-            self._values[node] = known and replace(known, value=value)
+            self._values[node] = replace(known, value=value)
         copies: dict[tuple[Node, int], FloatConstant] = {}
-        for node in nodes:
+        for node in nodes if self._written else ():
             for arg in constant.intersection(node.all_input_nodes):
                 found = self._evaluate(arg)
-                if found is not None and isinstance(found.value, Tensor) and memory_of(arg) in written:
+                if found is not None and isinstance(found.value, Tensor) and memory_of(arg) in self._written:
                     kept = copies.setdefault((arg, found.value._version), _copied(found))
                     self._when_read[node, arg] = kept
             made = self._evaluate(node) if node in constant else None
-            if memory_of(node) is node in written and made is not None:
+            if memory_of(node) is node in self._written and made is not None:
                 start[node] = _copied(made)
-        self._values |= {node: start.get(node) for node in constant if memory_of(node) in written}
+        self._values |= {node: start.get(node) for node in constant if memory_of(node) in self._written}
 
     def _evaluate(self, node: Node) -> FloatConstant | None:
         if node not in self._values:
@@ -133,7 +134,8 @@ class FloatConstants:
             return self._evaluate(node.all_input_nodes[0])
         if node.op != "call_function":
             return None
-        if op_rules.is_random(node.target):
+        writes_elsewhere = op_rules.mutates_first_argument(node.target) and memory_of(node) not in self._written
+        if op_rules.is_random(node.target) or writes_elsewhere:
             return None
         known = {arg: constant for arg in node.all_input_nodes if (constant := self._evaluate(arg)) is not None}
         if not known or len(known) != len(node.all_input_nodes):
