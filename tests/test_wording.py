@@ -1,4 +1,4 @@
-"""No behaviour hangs on the wording of a text: a room's tests pass with every sentence of the package garbled."""
+"""No behaviour hangs on the wording of a text: tests pass with every sentence of the package garbled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_reads_a_sentence_does_not_survive_and_what_reads_a_kind_does() -> 
     assert done.stdout == "3 False dead code Says how many.\n", done.stderr
 
 
-def test_merging_does_not_hang_on_wording() -> None:
+def test_merging_and_files_of_earlier_versions_do_not_hang_on_wording() -> None:
     text = "test_the_command_prints_and_writes_what_the_call_returns"  # it asserts what an error says
     again = "-1]"  # the same with other shards
     command = [
@@ -48,6 +48,7 @@ def test_merging_does_not_hang_on_wording() -> None:
         "-p",
         "tests.reworded",
         "tests/merge",
+        "tests/report/test_earlier_files.py",
         "-k",
         f"not {text} and not {again}",
     ]
