@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pt2qa._simulator.program import Site
     from pt2qa._trials.outcome import Outcome
 
+HALF = 0.5
+"""The share of the noise from which on a sample is said to make it."""
+
 MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
 
@@ -154,7 +157,9 @@ def _quality(found: Outcome, unit: str) -> str:
     if len(found.outputs) > 1:
         parts[-1] += f" at {output}, the worst of {len(found.outputs)} outputs"
     if found.worst_sample >= 0:
-        parts.append(f"worst sample {found.worst_sample} at {decibel(found.worst_sample_sqnr)} dB")
+        most = found.worst_sample_share > HALF
+        part = f" with {share(found.worst_sample_share)} % of the noise" if most else ""
+        parts.append(f"worst sample {found.worst_sample} at {decibel(found.worst_sample_sqnr)} dB{part}")
     if not math.isnan(found.labels):
         parts.append(f"{share(found.labels)} % of {found.samples} labels kept")
     return ", ".join(parts)
