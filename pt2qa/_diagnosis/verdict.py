@@ -39,6 +39,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
             found += f". The target, {number(needed)}, is not met"
+        elif needed is not None:
+            found += f". The target, {number(needed)}, is met{_elsewhere(after, unit)}"
         return f"{found}.{_from_repair(search)}"
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
@@ -48,7 +50,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is NaN"
         return f"No diagnosis: {what}{where}."
     if needed is not None and case.now.value >= needed:
-        return f"Nothing to do: {now}, the target is {number(needed)}."
+        return f"Nothing to do: {now}, the target is {number(needed)}{_elsewhere(case.now, unit)}."
     if needed is not None:
         return f"{now}; no remedy reaches the target, {number(needed)}.{_from_repair(search)}"
     found = _spread(case)
@@ -71,6 +73,12 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if poor:
         return f"No single cause: {now}{found}.{rest}"
     return f"Nothing to do: {now}{found}.{rest}"
+
+
+def _elsewhere(found: Outcome, unit: str) -> str:
+    """What other data may have, where the target is about that."""
+    known = unit == "dB" and not math.isnan(found.lowest)
+    return f"; other data have {decibel(found.lowest)} dB or more" if known else ""
 
 
 def _from_repair(search: Search) -> str:
