@@ -33,8 +33,9 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if rows:
         first = rows[0]
         where = f" at {first.name}" if first.name else ""
+        gain = "gain not measured" if math.isnan(first.gain) else f"{signed(first.gain)} {unit}"
         now = f"Interrupted. So far: {now}" if interrupted else now
-        found = f"{now}. {first.cause}{where}: {first.sentence} ({signed(first.gain)} {unit})"
+        found = f"{now}. {first.cause}{where}: {first.sentence} ({gain})"
         if len(rows) > 1:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
