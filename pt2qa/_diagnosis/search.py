@@ -79,6 +79,8 @@ class Search:
         if self._can_be_better():
             self.free = repairs.bound(case, self.state)
             self._take(costly)
+            if "fitted" in case.instead:
+                self._take(list(configuration.observers(case)))
         if self._can_be_better():
             self._take(list(precision.needed(self._treated())))
 
@@ -218,7 +220,6 @@ class Search:
             yield from data
             yield from sites.twice(case)
             yield from sites.unfit(case, data_at_fault=bool(data))
-            yield from configuration.observers(case)
         if "by channel" in case.instead:
             yield from sites.outliers(case)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pt2qa._simulator.program import Site
     from pt2qa._trials.outcome import Outcome
 
+HALF = 0.5
+"""The share of the noise from which on a sample is said to make it."""
+
 MOST_NOISE = 0.9
 """The share of the noise that "spread over N sites" stands for."""
 
@@ -30,12 +33,15 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if rows:
         first = rows[0]
         where = f" at {first.name}" if first.name else ""
+        gain = "gain not measured" if math.isnan(first.gain) else f"{signed(first.gain)} {unit}"
         now = f"Interrupted. So far: {now}" if interrupted else now
-        found = f"{now}. {first.cause}{where}: {first.sentence} ({signed(first.gain)} {unit})"
+        found = f"{now}. {first.cause}{where}: {first.sentence} ({gain})"
         if len(rows) > 1:
             found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
             found += f". The target, {number(needed)}, is not met"
+        elif needed is not None:
+            found += f". The target, {number(needed)}, is met{_elsewhere(after, unit)}"
         return f"{found}.{_from_repair(search)}"
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
@@ -45,7 +51,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is NaN"
         return f"No diagnosis: {what}{where}."
     if needed is not None and case.now.value >= needed:
-        return f"Nothing to do: {now}, the target is {number(needed)}."
+        return f"Nothing to do: {now}, the target is {number(needed)}{_elsewhere(case.now, unit)}."
     if needed is not None:
         return f"{now}; no remedy reaches the target, {number(needed)}.{_from_repair(search)}"
     found = _spread(case)
@@ -68,6 +74,12 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if poor:
         return f"No single cause: {now}{found}.{rest}"
     return f"Nothing to do: {now}{found}.{rest}"
+
+
+def _elsewhere(found: Outcome, unit: str) -> str:
+    """What other data may have, where the target is about that."""
+    known = unit == "dB" and not math.isnan(found.lowest)
+    return f"; other data have {decibel(found.lowest)} dB or more" if known else ""
 
 
 def _from_repair(search: Search) -> str:
@@ -154,7 +166,9 @@ def _quality(found: Outcome, unit: str) -> str:
     if len(found.outputs) > 1:
         parts[-1] += f" at {output}, the worst of {len(found.outputs)} outputs"
     if found.worst_sample >= 0:
-        parts.append(f"worst sample {found.worst_sample} at {decibel(found.worst_sample_sqnr)} dB")
+        most = found.worst_sample_share > HALF
+        part = f" with {share(found.worst_sample_share)} % of the noise" if most else ""
+        parts.append(f"worst sample {found.worst_sample} at {decibel(found.worst_sample_sqnr)} dB{part}")
     if not math.isnan(found.labels):
         parts.append(f"{share(found.labels)} % of {found.samples} labels kept")
     return ", ".join(parts)

@@ -164,15 +164,27 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
         return f"{head}: {'; '.join(absent)}; {change}, {cost}."
     if needed is None:
         return f"Best within the budget: {change}, {cost}."
+    held = _unseen(result.after)
     if not result.edits and result.met:
-        return f"The target is already met: {aim.name} {after}."
+        return f"The target is already met: {aim.name} {after}{held}."
     if result.met:
-        return f"The target is met: {change}, {cost}."
+        return f"The target is met: {change}{held}, {cost}."
+    if held and result.after.value >= needed:
+        return f"The target is met on the batches that the search saw alone: {change}{held}, {cost}. Aim higher."
     if result.proof:
         limit = " within the budget" if budget != Budget() else ""
         return f"The target cannot be met{limit}: {result.proof}. Best found: {change}, {cost}."
     tried = counted(result.scored, "configuration")
     return f"None of {tried} tried meets the target. Best found: {change}, {cost}."
+
+
+def _unseen(found: Outcome) -> str:
+    """What the batches give that no search saw, and what others may."""
+    if found.unseen is None:
+        return ""
+    low = "" if math.isnan(found.unseen.lowest) else f", other data {found.unseen.lowest:.4g} dB or more"
+    samples = counted(found.unseen.samples, "sample")
+    return f" ({found.unseen.value:.4g} dB on {samples} that the search did not see{low})"
 
 
 def _worst(found: Outcome) -> str:

@@ -85,11 +85,6 @@ def interval(before: Tensor, after: Tensor) -> tuple[float, float]:
     return max(gain - half, widest[0]), min(gain + half, widest[1])
 
 
-def level(signal: Tensor, noise: Tensor) -> tuple[float, float]:
-    """The interval of an SQNR in dB, as in :func:`interval`."""
-    return interval(signal, noise)
-
-
 def student(freedom: float) -> float:
     """The quantile of Student's t for an interval that holds 95 %; freedom below 1 counts as 1."""
     freedom = max(freedom, 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
-from pt2qa._ranks import batches_before, same_everywhere
+from pt2qa._ranks import batches_before, everywhere, same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.played import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch
@@ -40,6 +40,7 @@ class Judge:
     Attributes:
         calibration: what the model is quantized again on; None: the pair's own batches.
         sqnr: whether outputs are measured in addition to the target's metric.
+        unseen: digests of the batches that are kept apart, for the verdict of a search.
         forwards: runs of the model on a batch, ``quantizations`` how often it was quantized again, ``measured`` how
             many outcomes there are.
     """
@@ -54,6 +55,7 @@ class Judge:
         unit: str = "trial",
         calibration: Data | None = None,
         sqnr: bool = True,
+        keeps_unseen: bool = False,
     ) -> None:
         self.pair, self.data, self.target, self.calibration, self.sqnr = pair, data, target, calibration, sqnr
         self.forwards = self.quantizations = self.measured = 0
@@ -70,7 +72,15 @@ class Judge:
                 "target=pt2qa.Target(at_least, metric=...)."
             )
         self._batches = sum(1 for _ in self.reference)
+        self.unseen = self._kept_apart() if keeps_unseen and self.metric is None else frozenset[str]()
         self.bar = data.bar(title, unit)
+
+    def _kept_apart(self) -> frozenset[str]:
+        """The digests of every third batch, from the third on: batches that a search does not see."""
+        distinct = dict.fromkeys(
+            digest for each in everywhere([item.key for item in self.reference]) for digest in each
+        )
+        return frozenset(list(distinct)[2::3])
 
     @property
     def metric(self) -> Callable[..., float] | None:
@@ -292,7 +302,7 @@ class Judge:
 
     def _outcome(self, reference: Reference, model: Callable[..., Any], run: Callable[[Item], Any]) -> Outcome:
         if self.metric is None:
-            return outcome_of(reference, run)
+            return outcome_of(reference, run, unseen=self.unseen)
         self.forwards += self._batches
         if not self.sqnr:
             return Outcome(self._metric(model), (), of_metric=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class Outcome:
             axis of samples.
         noise: the same of the errors.
         of_metric: whether the value is the user's metric.
+        unseen: the same on batches that were kept apart; None where there are none.
     """
 
     value: float
@@ -51,6 +52,7 @@ class Outcome:
     signal: Tensor = field(default_factory=_nothing, repr=False, compare=False)
     noise: Tensor = field(default_factory=_nothing, repr=False, compare=False)
     of_metric: bool = False
+    unseen: Outcome | None = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> float:
@@ -65,6 +67,20 @@ class Outcome:
     def by_quality(self) -> list[str]:
         """The outputs, the worst first."""
         return [name for name, _ in sorted(self.outputs, key=lambda each: (not math.isnan(each[1]), each[1]))]
+
+    @property
+    def parts(self) -> tuple[Outcome, ...]:
+        """This one, and that of the batches that were kept apart."""
+        return (self,) if self.unseen is None else (self, self.unseen)
+
+    @property
+    def lowest(self) -> float:
+        """dB of the worst output that other data have in 95 of 100 cases, or more; nan if nothing tells."""
+        names = [name for name, _ in self.outputs]
+        if self.worst[0] not in names or not self.noise.numel():
+            return math.nan
+        number = names.index(self.worst[0])
+        return interval(self.signal[number], self.noise[number])[0]
 
     def gain_over(self, other: Outcome, output: str = "", but: int = -1) -> Gain:
         """How much better this is, at an output or at the one that was worst; value is inf if only this has a number.
@@ -101,15 +117,30 @@ def _difference(before: float, after: float) -> float:
     return 0.0 if before == after else after - before
 
 
-def outcome_of(reference: Reference, run: Callable[[Item], Any], metric: Callable[[], float] | None = None) -> Outcome:
-    """The quality of the configuration that ``run`` runs; without a metric, the SQNR of the worst output decides."""
+def outcome_of(
+    reference: Reference,
+    run: Callable[[Item], Any],
+    metric: Callable[[], float] | None = None,
+    unseen: Collection[str] = (),
+) -> Outcome:
+    """The quality of the configuration that ``run`` runs; without a metric, the SQNR of the worst output decides.
+
+    That of the batches with digests in ``unseen`` is apart, for who does not search on them.
+    """
     names = reference.names
-    own = _Sums([ErrorSums() for _ in names])
+    own, held = (_Sums([ErrorSums() for _ in names]) for _ in range(2))
     for item in reference:
-        own.add(item, reference.floating(run(item), item.batch, item.values), names)
-    whole, *others = everywhere(own)
-    for other in others:
+        part = held if item.key in unseen else own
+        part.add(item, reference.floating(run(item), item.batch, item.values), names)
+    (whole, kept), *others = everywhere((own, held))
+    for other, more in others:
         whole.extend(other)
+        kept.extend(more)
+    found = _outcome(whole, names, metric)
+    return replace(found, unseen=_outcome(kept, names, None)) if kept.samples else found
+
+
+def _outcome(whole: _Sums, names: Sequence[str], metric: Callable[[], float] | None) -> Outcome:
     found = tuple((name, each.sqnr) for name, each in zip(names, whole.outputs, strict=True))
     absent = ((name, each) for name, each in zip(names, whole.outputs, strict=True) if math.isnan(each.sqnr))
     missing = tuple(f"{name} has no SQNR: {each.reason}" for name, each in absent)

@@ -113,7 +113,7 @@ def zero_calibration(subject: Subject) -> Planted:
     return subject.planted()
 
 
-@fault("one evaluated sample is thirty times too large", "narrow-calibration", "bad-sample")
+@fault("one evaluated sample is thirty times too large", note="worst sample .* of the noise")
 def freak_evaluated(subject: Subject) -> Planted:
     batch = subject.evaluation[1].clone()
     batch[2] *= 30

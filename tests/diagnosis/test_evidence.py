@@ -19,7 +19,7 @@ def errors(count: int, spread: float, gain: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("count", [24, 48])
-@pytest.mark.parametrize(("spread", "least"), [(0.3, 0.95), (1.0, 0.92)])
+@pytest.mark.parametrize(("spread", "least"), [(0.3, 0.93), (1.0, 0.92)])
 def test_it_holds_what_another_set_of_as_many_gives(count: int, spread: float, least: float) -> None:
     torch.manual_seed(0)
     held = 0

@@ -85,7 +85,7 @@ def inputs(case: Case) -> Iterator[Hypothesis]:
         how = f"{number(max(ratio, 1 / ratio))} x {'larger' if ratio > 1 else 'smaller'}" if ratio else "all zero"
         yield Hypothesis(
             cause="wide-calibration" if ratio > 1 else "narrow-calibration",
-            name=name,
+            name=name.partition(",")[0],
             evidence=f"the values of {name} in the calibration data are {how}{' than those in use' if ratio else ''} "
             "(root mean square of the batch in the middle)",
             remedy="calibrate on data like the model's inputs in use, with the same preprocessing: "
@@ -107,8 +107,12 @@ def by_input(case: Case) -> tuple[str, float] | None:
     return (worst, ratios[worst]) if worst and apart[worst] >= OTHER_UNIT else None
 
 
+COLOURS = 4
+"""Most channels of a picture."""
+
+
 def _sizes(case: Case, data: Data) -> dict[str, float]:
-    """The root mean square of each floating-point input, in the batch in the middle."""
+    """The root mean square of each floating-point input, of pictures by channel, in the batch in the middle."""
     program = case.pair.program
     sizes: list[tuple[str, float]] = []
     for batch in data:
@@ -117,7 +121,12 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
         read = values if counted is None else counted.inputs(values)
         for slot, value in zip(program.inputs, read, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                sizes.append((program.input_names[program.inputs.index(slot)], float(value.double().square().mean())))
+                name, squares = program.input_names[program.inputs.index(slot)], value.double().square()
+                if value.dim() > 2 and value.shape[1] <= COLOURS:
+                    by_channel = squares.transpose(0, 1).flatten(1).mean(1).tolist()
+                    sizes += [(f"{name}, channel {number}", each) for number, each in enumerate(by_channel)]
+                else:
+                    sizes.append((name, float(squares.mean())))
     by_name: dict[str, list[float]] = {}
     for name, size in (each for own in everywhere(sizes) for each in own):
         by_name.setdefault(name, []).append(size)

@@ -78,12 +78,7 @@ def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
 def floored(case: Case) -> Iterator[Hypothesis]:
     """Sites whose scale is the smallest that an observer gives, where their values need a smaller one."""
     instead = {**case.fitted, **case.fitted_weights}
-    low = [
-        site.index
-        for site in case.pair.sites
-        if site.index in instead and site.params.scale is not None and _is_at_floor(site.params.scale)
-    ]
-    low = [index for index in low if _needs_less(case, index)]
+    low = [site.index for site in case.pair.sites if site.index in instead and _is_floored(case, site)]
     if low:
         site = case.pair.sites[max(low, key=case.noise)]
         yield Hypothesis(
@@ -106,6 +101,10 @@ def _is_at_floor(scale: float | Tensor) -> bool:
     scales = torch.as_tensor(scale).double().flatten()
     at_floor = sum((scales / floor - 1).abs() < 1e-6 for floor in FLOORS)
     return float(torch.as_tensor(at_floor).double().mean()) > 0.5
+
+
+def _is_floored(case: Case, site: Site) -> bool:
+    return site.params.scale is not None and _is_at_floor(site.params.scale) and _needs_less(case, site.index)
 
 
 def _needs_less(case: Case, index: int) -> bool:
@@ -152,7 +151,11 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
 
     With ``data_at_fault``, calibration is suspected already of what most sites have in common.
     """
-    unfit = [site.index for site in case.static_sites if _is_unfit(case, site) and not _is_as_calibrated(case, site)]
+    unfit = [
+        site.index
+        for site in case.static_sites
+        if _is_unfit(case, site) and not _is_as_calibrated(case, site) and not _is_floored(case, site)
+    ]
     worst = case.ranked(unfit, case.excess)
     shared = [site for site in worst if _sharers(case, site)]
     alone = [site for site in worst if site not in shared]
