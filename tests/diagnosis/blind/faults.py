@@ -602,9 +602,8 @@ def dropout_left_on(bed: Bed, r: random.Random) -> Places:
     return None
 
 
-@after("a batch norm that follows no convolution was in training mode when the model was exported", "prepare-changed",
-       "capture-changed", nets=("cnn",), source="pytorch/pytorch#115715",
-       error="(?i)batch.?norm|training mode")  # fmt: skip
+@after("a batch norm that follows no convolution was exported in training mode", "prepare-changed", "capture-changed",
+      nets=("cnn",), source="pytorch/pytorch#115715", error="(?i)batch.?norm|training mode")  # fmt: skip
 def norms_in_training(bed: Bed, r: random.Random, sick: bool) -> Places:
     with torch.no_grad():
         seen = bed.model.stem(torch.cat(bed.calibration))
