@@ -122,6 +122,28 @@ def test_what_cannot_be_seen_is_an_option(run: Callable[..., Any]) -> None:
     sys.modules.pop("two", None)
 
 
+def test_a_terminal_is_asked(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminal() -> types.SimpleNamespace:
+        return types.SimpleNamespace(isatty=lambda: True)
+
+    monkeypatch.setattr("pt2qa.cli.starting.sys", types.SimpleNamespace(stdin=terminal(), path=sys.path))
+    monkeypatch.setattr("click.prompt", lambda text: {"Which name in two.py is the model (it has a, b)": "b"}[text])
+    Path("two.py").write_text("from torch import nn\na, b = nn.Linear(2, 3), nn.Linear(4, 3)\n", encoding="utf-8")
+    assert run("two.py").exit_code == 0
+    assert load_flow("flow.py").args[0].shape == (32, 4)
+    sys.modules.pop("two", None)
+
+
+def test_folders_that_are_not_the_models_classes_give_no_accuracy(run: Callable[..., Any]) -> None:
+    text = "named.classes = ['a', 'b']\n"
+    Path("own_net.py").write_text(
+        NET.replace('{"x": ', "(").replace(', "label": at % 3}', ", at % 3)") + text, encoding="utf-8"
+    )
+    result = run("own_net.py:Net", "--data", "own_net.py:named")
+    assert "own_net.py:named has 2 classes and the model 3, so no accuracy is measured" in result.stderr
+    assert load_flow("flow.py").metric is None
+
+
 def test_models_of_a_package_come_with_their_weights(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, bool]] = []
 

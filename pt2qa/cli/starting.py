@@ -210,8 +210,13 @@ class _Draft:
             made = self.named(source, "the data")
             loader = hasattr(self.value(made), "dataset")
             lines = [f"{made}.dataset" if loader else made]
-        item = self.value(*lines[:-1], f"({lines[-1]})[0]")
-        self.parts |= {"lines": lines[:-1], "samples": lines[-1], "random": source is None, **_parts_of(item)}
+        samples = self.value(*lines)
+        self.parts |= {"lines": lines[:-1], "samples": lines[-1], "random": source is None, **_parts_of(samples[0])}
+        if classes := getattr(samples, "classes", ()):  # of a folder of pictures
+            scores = self.net(samples[0][0][None]).shape[-1]
+            if scores != len(classes):
+                say(f"{source} has {len(classes)} classes and the model {scores}, so no accuracy is measured")
+                self.parts["label"] = ""
 
     def _random(self, size: str | None) -> list[str]:
         import torch
