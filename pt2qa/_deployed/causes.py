@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final
@@ -262,6 +263,54 @@ def fewer_digits(region: Region) -> Supposed:
         yield f"it is computed in {str(dtype).removeprefix('torch.')}", {node: of(node.target) for node in nodes}
 
 
+def sums_in_16_bits(region: Region) -> Supposed:
+    """Sums of two neighbouring products that saturate at 16 bits, as on x86 without VNNI."""
+    for node in region.called("linear", "conv2d"):
+        source, step = node.args[0], _bias_scale(region, node)
+        if step is None or not isinstance(source, Node) or not quant_ops.is_static_per_tensor(source):
+            continue
+        scale, zero_point, *_, dtype = source.args[1:6]
+        if dtype is torch.uint8 and (len(node.args) < 7 or node.args[6] == 1):
+            whole = partial(_saturated, scale=scale, zero_point=zero_point, step=step)
+            yield "sums of two of its products saturate at 16 bits", {node: whole}
+
+
+def _saturated(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    *_: int,
+    scale: float,
+    zero_point: int,
+    step: Tensor,
+) -> Tensor:
+    """A linear or conv2d of integers, which float64 holds exactly; the channels of a pixel are neighbours."""
+    rows = (x.double() / scale).round() + zero_point
+    weights = (weight.double() / (step / scale).reshape(-1, *[1] * (weight.dim() - 1))).round()
+    sizes: list[int] = []
+    if weight.dim() == 4:
+        rows = F.pad(rows, [size for size in reversed(padding) for _ in range(2)], value=zero_point)
+        kernel = weight.shape[2:]
+        sizes = [
+            (size - d * (k - 1) - 1) // s + 1
+            for size, k, s, d in zip(rows.shape[2:], kernel, stride, dilation, strict=True)
+        ]
+        rows = F.unfold(rows, kernel, tuple(dilation), 0, tuple(stride)).unflatten(1, (weight.shape[1], -1))
+        rows, weights = rows.permute(0, 3, 2, 1).flatten(2), weights.permute(0, 2, 3, 1)
+    channels = weights.shape[-1]
+    even = (0, channels % 2)  # what is short of a pair is zero
+    rows, weights = F.pad(rows.unflatten(-1, (-1, channels)), even).flatten(-2), F.pad(weights, even).flatten(1)
+    sums = -zero_point * weights.sum(1).expand(*rows.shape[:-1], -1)
+    for at in range(0, weights.shape[1], 2):
+        sums = sums + (rows[..., at : at + 2] @ weights[:, at : at + 2].T).clamp(-(2**15), 2**15 - 1)
+    found = (sums * step).to(x.dtype)
+    found = found if bias is None else found + bias
+    return found.transpose(1, 2).unflatten(2, sizes) if sizes else found
+
+
 def padded_with_integer_zero(region: Region) -> Supposed:
     """A convolution whose padding is the integer 0, not the zero point."""
     for node in region.called("conv1d", "conv2d"):
@@ -301,6 +350,7 @@ HYPOTHESES: Final[tuple[Callable[[Region], Supposed], ...]] = (
     wider_range,
     finer_slices,
     other_layout,
+    sums_in_16_bits,
     padded_with_integer_zero,
     fewer_digits,
     other_rounding,

@@ -73,7 +73,8 @@ def quantize(
 
     Returns:
         The pair of reference and quantized graph.  The reference shares its weights with the model, but for those into
-        which a batch norm was folded; after QAT it holds the trained weights.
+        which a batch norm was folded; after QAT it holds the trained weights.  Where the backend would hold a bias that
+        several calls share with the scale of one of them, each call has a copy; ``notes`` says so.
 
     Raises:
         QuantizeError: the quantizer failed or annotated nothing, the model computes in float64, prepare changed the
