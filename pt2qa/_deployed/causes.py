@@ -67,7 +67,8 @@ class Region:
                 values[node] = attrgetter(str(node.target))(self.root)
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = (instead or {}).get(node, node.target)(*args, **kwargs)
+                function: Any = (instead or {}).get(node, node.target)
+                values[node] = function(*args, **kwargs)
         return values[self.nodes[-1]]
 
     def real(self, value: Tensor) -> Tensor:
@@ -75,8 +76,8 @@ class Region:
         last = self.nodes[-1]
         if not quant_ops.is_static_per_tensor(last):
             return value.double()
-        scale, zero_point, *_ = last.args[1:]
-        return (value.double() - zero_point) * scale  # type: ignore[operator]  # numbers
+        numbers: Any = last.args[1:]
+        return (value.double() - numbers[1]).mul(numbers[0])
 
     def gives(self, value: Tensor) -> bool:
         """Whether a value is the deployed one, as closely as a right kernel's."""
@@ -136,7 +137,7 @@ def another_scale(region: Region) -> Supposed:
                 low, high = (f"{float(each):.3g}" for each in (ratio.min(), ratio.max()))
                 times = low if low == high else f"{low} to {high}"
                 told = f"its bias is held at {times} times its value: with the scale of {region.name_of(reader)}"
-                yield told, _with_bias(node, lambda held, ratio=ratio: held * ratio)
+                yield told, _with_bias(node, partial(torch.mul, other=ratio))
 
 
 def another_size(region: Region) -> Supposed:
@@ -149,7 +150,7 @@ def another_size(region: Region) -> Supposed:
         factor = float((part * (deployed - without))[inner].sum() / (part**2)[inner].sum())
         if isfinite(factor) and abs(factor - 1) > 1e-3:
             told = f"its bias is held at {factor:.3g} times its value"
-            yield told, _with_bias(node, lambda held, factor=factor: held * factor)
+            yield told, _with_bias(node, partial(torch.mul, other=factor))
 
 
 def beyond_32_bits(region: Region) -> Supposed:
@@ -169,7 +170,11 @@ def beyond_32_bits(region: Region) -> Supposed:
             told = f"its bias is beyond 32 bits in {int(beyond)} of {steps.numel()} channels"
             held = (limited * scale).to(value.dtype)
             if beyond:
-                yield told, _with_bias(node, lambda bias, held=held: held)
+                yield told, _with_bias(node, partial(_instead_of, held))
+
+
+def _instead_of(value: Tensor, _: Tensor) -> Tensor:
+    return value
 
 
 def _bias_scale(region: Region, node: Node) -> Tensor | None:
@@ -214,7 +219,8 @@ def other_rounding(region: Region) -> Supposed:
     for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)):
 
         def rounded(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, cut: Any = cut) -> Tensor:
-            return (cut(x / scale) + zero).clamp(low, high).to(dtype)
+            found: Tensor = (cut(x / scale) + zero).clamp(low, high).to(dtype)
+            return found
 
         nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
         if nodes:
@@ -323,10 +329,11 @@ def padded_with_integer_zero(region: Region) -> Supposed:
             continue
         around = [size for size in reversed(sides) for _ in range(2)]
 
-        fill, target = -zero * scale, node.target  # type: ignore[operator]  # numbers
+        target: Any = node.target
+        fill: Any = -zero * scale  # type: ignore[operator]  # numbers
 
         def padded(x: Any, weight: Any, bias: Any, stride: Any, pads: Any, *rest: Any) -> Any:
-            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # type: ignore[operator]  # noqa: B023
+            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # noqa: B023
 
         yield "its padding is the integer 0, not the zero point", {node: padded}
 
