@@ -76,8 +76,8 @@ class Region:
         last = self.nodes[-1]
         if not quant_ops.is_static_per_tensor(last):
             return value.double()
-        numbers: Any = last.args[1:]
-        return (value.double() - numbers[1]).mul(numbers[0])
+        scale, zero_point = (float(number) for number in last.args[1:3])  # type: ignore[arg-type]
+        return (value.double() - zero_point) * scale
 
     def gives(self, value: Tensor) -> bool:
         """Whether a value is the deployed one, as closely as a right kernel's."""
@@ -275,7 +275,8 @@ def sums_in_16_bits(region: Region) -> Supposed:
         source, step = node.args[0], _bias_scale(region, node)
         if step is None or not isinstance(source, Node) or not quant_ops.is_static_per_tensor(source):
             continue
-        scale, zero_point, *_, dtype = source.args[1:6]
+        numbers: Any = source.args[1:6]
+        scale, zero_point, *_, dtype = numbers
         if dtype is torch.uint8 and (len(node.args) < 7 or node.args[6] == 1):
             whole = partial(_saturated, scale=scale, zero_point=zero_point, step=step)
             yield "sums of two of its products saturate at 16 bits", {node: whole}

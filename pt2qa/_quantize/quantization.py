@@ -279,7 +279,7 @@ def _notes(capture: Capture) -> Iterator[str]:
 def _separated_note(done: Sequence[tuple[Node, str]], names: Mapping[int, OpName]) -> list[str]:
     """What was edited for the backend."""
     told = few([f"{name_of(node, names) or node.name} {what}" for node, what in done])
-    return [f"for the backend, which would compute something else without it: {told}"] if done else []
+    return [f"edited for the backend's kernels, without changing a number: {told}"] if done else []
 
 
 def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> list[Note]:
