@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final
@@ -66,7 +67,8 @@ class Region:
                 values[node] = attrgetter(str(node.target))(self.root)
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = (instead or {}).get(node, node.target)(*args, **kwargs)
+                function: Any = (instead or {}).get(node, node.target)
+                values[node] = function(*args, **kwargs)
         return values[self.nodes[-1]]
 
     def real(self, value: Tensor) -> Tensor:
@@ -74,8 +76,8 @@ class Region:
         last = self.nodes[-1]
         if not quant_ops.is_static_per_tensor(last):
             return value.double()
-        scale, zero_point, *_ = last.args[1:]
-        return (value.double() - zero_point) * scale  # type: ignore[operator]  # numbers
+        scale, zero_point = (float(number) for number in last.args[1:3])  # type: ignore[arg-type]
+        return (value.double() - zero_point) * scale
 
     def gives(self, value: Tensor) -> bool:
         """Whether a value is the deployed one, as closely as a right kernel's."""
@@ -135,7 +137,7 @@ def another_scale(region: Region) -> Supposed:
                 low, high = (f"{float(each):.3g}" for each in (ratio.min(), ratio.max()))
                 times = low if low == high else f"{low} to {high}"
                 told = f"its bias is held at {times} times its value: with the scale of {region.name_of(reader)}"
-                yield told, _with_bias(node, lambda held, ratio=ratio: held * ratio)
+                yield told, _with_bias(node, partial(torch.mul, other=ratio))
 
 
 def another_size(region: Region) -> Supposed:
@@ -148,7 +150,7 @@ def another_size(region: Region) -> Supposed:
         factor = float((part * (deployed - without))[inner].sum() / (part**2)[inner].sum())
         if isfinite(factor) and abs(factor - 1) > 1e-3:
             told = f"its bias is held at {factor:.3g} times its value"
-            yield told, _with_bias(node, lambda held, factor=factor: held * factor)
+            yield told, _with_bias(node, partial(torch.mul, other=factor))
 
 
 def beyond_32_bits(region: Region) -> Supposed:
@@ -168,7 +170,11 @@ def beyond_32_bits(region: Region) -> Supposed:
             told = f"its bias is beyond 32 bits in {int(beyond)} of {steps.numel()} channels"
             held = (limited * scale).to(value.dtype)
             if beyond:
-                yield told, _with_bias(node, lambda bias, held=held: held)
+                yield told, _with_bias(node, partial(_instead_of, held))
+
+
+def _instead_of(value: Tensor, _: Tensor) -> Tensor:
+    return value
 
 
 def _bias_scale(region: Region, node: Node) -> Tensor | None:
@@ -213,7 +219,8 @@ def other_rounding(region: Region) -> Supposed:
     for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)):
 
         def rounded(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, cut: Any = cut) -> Tensor:
-            return (cut(x / scale) + zero).clamp(low, high).to(dtype)
+            found: Tensor = (cut(x / scale) + zero).clamp(low, high).to(dtype)
+            return found
 
         nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
         if nodes:
@@ -262,6 +269,55 @@ def fewer_digits(region: Region) -> Supposed:
         yield f"it is computed in {str(dtype).removeprefix('torch.')}", {node: of(node.target) for node in nodes}
 
 
+def sums_in_16_bits(region: Region) -> Supposed:
+    """Sums of two neighbouring products that saturate at 16 bits, as on x86 without VNNI."""
+    for node in region.called("linear", "conv2d"):
+        source, step = node.args[0], _bias_scale(region, node)
+        if step is None or not isinstance(source, Node) or not quant_ops.is_static_per_tensor(source):
+            continue
+        numbers: Any = source.args[1:6]
+        scale, zero_point, *_, dtype = numbers
+        if dtype is torch.uint8 and (len(node.args) < 7 or node.args[6] == 1):
+            whole = partial(_saturated, scale=scale, zero_point=zero_point, step=step)
+            yield "sums of two of its products saturate at 16 bits", {node: whole}
+
+
+def _saturated(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    *_: int,
+    scale: float,
+    zero_point: int,
+    step: Tensor,
+) -> Tensor:
+    """A linear or conv2d of integers, which float64 holds exactly; the channels of a pixel are neighbours."""
+    rows = (x.double() / scale).round() + zero_point
+    weights = (weight.double() / (step / scale).reshape(-1, *[1] * (weight.dim() - 1))).round()
+    sizes: list[int] = []
+    if weight.dim() == 4:
+        rows = F.pad(rows, [size for size in reversed(padding) for _ in range(2)], value=zero_point)
+        kernel = weight.shape[2:]
+        sizes = [
+            (size - d * (k - 1) - 1) // s + 1
+            for size, k, s, d in zip(rows.shape[2:], kernel, stride, dilation, strict=True)
+        ]
+        rows = F.unfold(rows, kernel, tuple(dilation), 0, tuple(stride)).unflatten(1, (weight.shape[1], -1))
+        rows, weights = rows.permute(0, 3, 2, 1).flatten(2), weights.permute(0, 2, 3, 1)
+    channels = weights.shape[-1]
+    even = (0, channels % 2)  # what is short of a pair is zero
+    rows, weights = F.pad(rows.unflatten(-1, (-1, channels)), even).flatten(-2), F.pad(weights, even).flatten(1)
+    sums = -zero_point * weights.sum(1).expand(*rows.shape[:-1], -1)
+    for at in range(0, weights.shape[1], 2):
+        sums = sums + (rows[..., at : at + 2] @ weights[:, at : at + 2].T).clamp(-(2**15), 2**15 - 1)
+    found = (sums * step).to(x.dtype)
+    found = found if bias is None else found + bias
+    return found.transpose(1, 2).unflatten(2, sizes) if sizes else found
+
+
 def padded_with_integer_zero(region: Region) -> Supposed:
     """A convolution whose padding is the integer 0, not the zero point."""
     for node in region.called("conv1d", "conv2d"):
@@ -274,10 +330,11 @@ def padded_with_integer_zero(region: Region) -> Supposed:
             continue
         around = [size for size in reversed(sides) for _ in range(2)]
 
-        fill, target = -zero * scale, node.target  # type: ignore[operator]  # numbers
+        target: Any = node.target
+        fill: Any = -zero * scale  # type: ignore[operator]  # numbers
 
         def padded(x: Any, weight: Any, bias: Any, stride: Any, pads: Any, *rest: Any) -> Any:
-            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # type: ignore[operator]  # noqa: B023
+            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # noqa: B023
 
         yield "its padding is the integer 0, not the zero point", {node: padded}
 
@@ -301,6 +358,7 @@ HYPOTHESES: Final[tuple[Callable[[Region], Supposed], ...]] = (
     wider_range,
     finer_slices,
     other_layout,
+    sums_in_16_bits,
     padded_with_integer_zero,
     fewer_digits,
     other_rounding,

@@ -68,8 +68,8 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
 
 def inspected(path: Path) -> tuple[str, ...]:
     """What a program holds, by the backend that can read files with its suffix."""
-    backends = [found for plugin in available().values() if hasattr(found := backend_of(plugin), "inspect")]
-    suffixes = {suffix: backend for backend in reversed(backends) for suffix in backend.suffixes}
+    backends: list[Any] = [backend_of(plugin) for plugin in available().values()]
+    suffixes = {suffix: each for each in backends if hasattr(each, "inspect") for suffix in each.suffixes}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
     lines: tuple[str, ...] = suffixes[path.suffix].inspect(path)

@@ -73,7 +73,8 @@ def quantize(
 
     Returns:
         The pair of reference and quantized graph.  The reference shares its weights with the model, but for those into
-        which a batch norm was folded; after QAT it holds the trained weights.
+        which a batch norm was folded; after QAT it holds the trained weights.  Where the backend would hold a bias that
+        several calls share with the scale of one of them, each call has a copy; ``notes`` says so.
 
     Raises:
         QuantizeError: the quantizer failed or annotated nothing, the model computes in float64, prepare changed the
@@ -278,7 +279,7 @@ def _notes(capture: Capture) -> Iterator[str]:
 def _separated_note(done: Sequence[tuple[Node, str]], names: Mapping[int, OpName]) -> list[str]:
     """What was edited for the backend."""
     told = few([f"{name_of(node, names) or node.name} {what}" for node, what in done])
-    return [f"for the backend, which would compute something else without it: {told}"] if done else []
+    return [f"edited for the backend's kernels, without changing a number: {told}"] if done else []
 
 
 def override_notes(overrides: OverridePlan | None, quantizer: str, model: str) -> list[Note]:

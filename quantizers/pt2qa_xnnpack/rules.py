@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from pt2qa.plugins import DoesNotApplyError, Found, Rule, op_type
@@ -22,6 +23,7 @@ from pt2qa_xnnpack.internals import (
     is_quantize,
     rounding_of,
     shape_of,
+    value_of,
 )
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
 from pt2qa_xnnpack.separation import bias_read_by, clamp_of, overwriting
@@ -307,6 +309,28 @@ STACKED = Rule(
     find=find_stacked,
 )
 
+# -- float16 -----------------------------------------------------------------------------------------------------------
+
+
+def find_float16(context: Any) -> Iterator[Found]:
+    """Ops on float16 values that have static scales."""
+    for node in context.pair.quantized.graph.nodes:
+        static = any(is_dequantize(source, "default") for source in node.all_input_nodes)
+        if static and not is_quantize(node) and getattr(value_of(node), "dtype", None) == torch.float16:
+            yield Found(context.name_of(node), "it is computed in float16, and its input has a static scale")
+
+
+FLOAT16 = Rule(
+    id="xnnpack-float16",
+    severity="error",
+    title="models in float16 with static scales",
+    why="The model is lowered without a word. The delegate writes values of 32 bits into tensors of 16: the output is "
+    "wrong, and the process dies (double free or corruption).",
+    fix="quantize the model in float32: model.float()",
+    needs=("pair",),
+    find=find_float16,
+)
+
 # -- dynamic scales ----------------------------------------------------------------------------------------------------
 
 
@@ -388,5 +412,5 @@ PORTABLE = Rule(
     find=find_portable,
 )
 
-RULES = (REFUSED, OUTSIDE, DTYPE, SHARED_BIAS, STACKED, POOL, RANGE, PORTABLE, SLICES)
+RULES = (REFUSED, OUTSIDE, DTYPE, SHARED_BIAS, STACKED, FLOAT16, POOL, RANGE, PORTABLE, SLICES)
 """What :meth:`pt2qa_xnnpack.XNNPACK.rules` adds to the structure check."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from operator import attrgetter
@@ -52,10 +53,6 @@ def lost_bias(node: Node, args: tuple[Any, ...]) -> Any:
     return (*args[:2], 0 * args[2], *args[3:]) if is_conv(node) else None
 
 
-def no_relu(node: Node, args: tuple[Any, ...]) -> Any:
-    return args[0].clone() if op_of(node.target) == "relu" else None
-
-
 def integer_zero(node: Node, args: tuple[Any, ...]) -> Any:
     if not is_conv(node):
         return None
@@ -63,11 +60,6 @@ def integer_zero(node: Node, args: tuple[Any, ...]) -> Any:
     around = torch.full((4, 3, 10, 10), -zero_point * scale)  # type: ignore[operator]
     around[:, :, 1:-1, 1:-1] = args[0]
     return torch.ops.aten.conv2d.default(around, *args[1:3])
-
-
-def in_bfloat16(node: Node, args: tuple[Any, ...]) -> Any:
-    short = [each.bfloat16() if isinstance(each, Tensor) else each for each in args]
-    return node.target(*short).float() if is_conv(node) else None  # type: ignore[operator]
 
 
 def noise(node: Node, args: tuple[Any, ...]) -> Any:
@@ -82,7 +74,6 @@ def turned(node: Node, args: tuple[Any, ...]) -> Any:
     ("change", "cause"),
     [
         (lost_bias, "its bias is held at 0 times its value"),
-        (no_relu, "the limits of relu are lost"),
         (integer_zero, "its padding is the integer 0, not the zero point"),
         (turned, "it is returned with the channels last, as if they were first"),
         (noise, ""),
@@ -98,10 +89,58 @@ def test_a_planted_fault_is_named(change: Callable[..., Any], cause: str) -> Non
         assert abs(float(told.split()[5])) < 0.02
 
 
-def test_arithmetic_in_16_bits_is_named() -> None:
-    region = deployed(in_bfloat16)
-    assert not region.gives(region.run())
-    assert cause_of(region) == "it is computed in bfloat16"
+@pytest.mark.parametrize("cause", ["it is computed in bfloat16", "the limits of hardtanh are lost"])
+def test_a_fault_of_a_float_kernel_is_named(cause: str) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 8, 3)
+    graph = torch.export.export(nn.Sequential(conv, nn.Hardtanh(-0.5, 0.5)), (X,)).module(check_guards=False)
+    (x,) = graph.graph.find_nodes(op="placeholder")
+    (last,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.hardtanh.default)
+    with torch.no_grad():
+        value = conv(X)
+        if "bfloat16" in cause:
+            value = copy.deepcopy(conv).bfloat16()(X.bfloat16()).float().clamp(-0.5, 0.5)
+        region = Region.of(graph, last, {x: X}, value, str)
+        assert not region.gives(region.run())
+        assert cause_of(region) == cause
+
+
+@pytest.mark.parametrize("op", ["linear", "conv2d"])
+def test_sums_that_saturate_at_16_bits_are_named(op: str) -> None:
+    """Products of 255 and 127, added to their neighbours' in 16 bits."""
+    model = nn.Linear(5, 3) if op == "linear" else nn.Conv2d(5, 3, 3, padding=1)
+    nn.init.ones_(model.weight)
+    x = torch.rand(4, 5, *([6, 6] if op == "conv2d" else []), generator=torch.Generator().manual_seed(0))
+    graph = quantized_pair(nn.Sequential(model), x, "x86").quantized
+    first, last = next(node for node in graph.graph.nodes if is_quantize(node)), last_of(graph, op)
+    integers = first.target(x, *first.args[1:])  # type: ignore[operator]
+    scales, weights = (region_constant(last, number) for number in (1, 0))
+    rows = integers.double()
+    if op == "conv2d":
+        rows = nn.functional.pad(rows, [1] * 4, value=float(first.args[2]))  # type: ignore[arg-type]
+        rows = torch.stack([rows[:, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)], 1)
+        rows = rows.permute(0, 3, 4, 1, 2)
+    weights = weights.double().flatten(2).permute(0, 2, 1) if op == "conv2d" else weights.double()
+    products = rows.unsqueeze(-weights.dim()) * weights  # (..., outputs, pixels, channels)
+    pairs = nn.functional.pad(products, (0, 1)).unflatten(-1, (3, 2)).sum(-1).clamp(-32768, 32767)
+    sums = pairs.flatten(-2 if op == "conv2d" else -1).sum(-1) - first.args[2] * weights.flatten(1).sum(1)  # type: ignore[operator]
+    value = (sums * first.args[1] * scales).float() + model.bias  # type: ignore[operator]
+    value = (value.permute(0, 3, 1, 2) if op == "conv2d" else value).detach()
+    with torch.no_grad():
+        region = Region.of(graph, last, {first: integers}, value, str)
+        assert not region.gives(region.run())
+        assert cause_of(region) == "sums of two of its products saturate at 16 bits"
+
+
+def last_of(graph: torch.fx.GraphModule, op: str) -> Node:
+    return next(node for node in graph.graph.nodes if op_of(node.target) == op)
+
+
+def region_constant(product: Node, argument: int) -> Tensor:
+    """The integers (0) or the scales (1) of a product's weight."""
+    dequantize: Any = product.args[1]
+    found: Tensor = attrgetter(str(dequantize.args[argument].target))(product.graph.owning_module)
+    return found
 
 
 def test_the_region_of_a_right_kernel_gives_its_value() -> None:

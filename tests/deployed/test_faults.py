@@ -55,6 +55,15 @@ def test_the_pair_as_deployed_has_no_such_fault(dynamic: pt2qa.QuantizedPair, ro
     assert report.stages[-1].step_sqnr > 90
 
 
+def test_what_is_by_design_is_told_only_where_it_makes_the_difference(
+    dynamic: pt2qa.QuantizedPair, rows: Tensor
+) -> None:
+    assert any("as_deployed" in note for note in dynamic.notes)
+    report = deployed(dynamic, rows[-1:].repeat(6, 1))
+    assert report.suspects == ()
+    assert not any("as_deployed" in note for note in report.notes)
+
+
 def test_a_narrow_range_that_the_kernels_ignore() -> None:
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import pt2qa
 from pt2qa.plugins import Ran
 from pt2qa_xnnpack import lowering
 from pt2qa_xnnpack.backend import XNNPACKBackend, XNNPACKProgram
+from pt2qa_xnnpack.internals import reason_of
 
 
 class Copies(nn.Module):
@@ -76,6 +78,45 @@ def test_a_model_that_returns_a_value_twice_is_lowered() -> None:
     report = pt2qa.compare_deployed(pair, [x], progress=False)
     assert report.rows
     assert all(row.isolated_sqnr > 30 for row in report.rows)
+
+
+class TwoCalls(nn.Module):
+    """A conv1d that ExecuTorch's quantizer annotates at its first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(x), self.conv(0.1 * x)
+
+
+def test_a_failed_lowering_says_why_where_and_that_the_float_model_is_lowered() -> None:
+    x = torch.randn(2, 3, 8)
+    pair = pt2qa.quantize(pt2qa.capture(TwoCalls().eval(), x), "xnnpack", [x], progress=False)
+    with pytest.raises(pt2qa.DeploymentError) as raised:
+        pt2qa.compare_deployed(pair, [x], progress=False)
+    told = str(raised.value)
+    assert "Weight and Input should both be quantized" in told
+    assert re.search(r", at \S*conv", told)
+    assert "In float, without any rounding, it is lowered" in told
+
+
+def test_the_error_that_began_it_is_kept() -> None:
+    def fails() -> None:
+        node = torch.fx.Graph().call_function(torch.ops.aten.permute_copy.default, ())
+        try:
+            raise AssertionError(f"cannot convert {node}")
+        except AssertionError as error:
+            raise RuntimeError("preprocess failed") from error
+
+    with pytest.raises(RuntimeError) as raised:
+        fails()
+    told = reason_of(raised.value)
+    assert told == (
+        "RuntimeError: preprocess failed; it began with AssertionError: cannot convert permute_copy_default, "
+        "at aten::permute_copy"
+    )
 
 
 def made(data: bytes = b"", missing: tuple[str, ...] = ()) -> lowering._Lowered:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ from pt2qa_xnnpack import PLUGIN
 from pt2qa_xnnpack.internals import executorch_release
 from tests.flows import quantized_pair
 from tests.models import images, residual
-from tests.quantizers.device import XNNPACKDevice
+from tests.quantizers.device import XNNPACKDevice, lowered
 
 RULES = [rule.id for rule in PLUGIN.rules()]
 
@@ -240,6 +243,32 @@ def test_every_kernel_clamps_at_the_limits_of_int8(op: str) -> None:
     reached = beyond / float(site.params.scale) + int(site.params.zero_point)
     assert reached.max() > 120
     assert pair.simulator.run([10 * x])[0].max() < beyond.max()
+
+
+RUN = """
+import sys, torch
+from executorch.runtime import Runtime
+method = Runtime.get().load_program(sys.argv[1]).load_method("forward")
+x, expected = torch.load(sys.argv[2])
+assert torch.allclose(method.execute([x])[0].float(), expected.float(), atol=0.1)
+"""
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_model_in_float16_with_static_scales_dies_or_is_wrong_in_a_process_of_its_own(
+    half: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)
+    if half:
+        model, x = model.half(), x.half()
+    pair = quantized_pair(model, x, "xnnpack")
+    assert [row.name for row in found("xnnpack-float16", pair)] == ["0/conv2d"] * half
+    program, values = tmp_path / "model.pte", tmp_path / "values.pt"
+    program.write_bytes(lowered(pair.quantized, x))
+    torch.save((x, pair.quantized(x).detach()), values)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RUN, program, values], capture_output=True)
+    assert (done.returncode != 0) == half, done.stderr[-2000:]
 
 
 def test_a_range_that_is_one_step_shorter_is_a_note() -> None:
