@@ -15,7 +15,7 @@ from pt2qa._trials.treatment import Treatment
 
 CAUSE_OF: Final = {
     "shifting": "norm-offsets",
-    "smoothing": "norm-outliers",
+    "equalization": "norm-outliers",
     "ranges": "range",
     "rounding": "weight-rounding",
     "biases": "bias",
