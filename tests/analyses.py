@@ -64,7 +64,7 @@ ANALYSES: dict[str, Callable[[pt2qa.QuantizedPair, Any], Any]] = {
     "diagnosis": lambda pair, data: pt2qa.diagnose(pair, data, progress=False),
     "reconfiguration": lambda pair, data: pt2qa.reconfigure(pair, data, target=45.0, progress=False),
     "repair": lambda pair, data: pt2qa.repair(
-        pair, data, methods=["shifting", "smoothing", "ranges", "rounding", "biases"], progress=False
+        pair, data, methods=["shifting", "equalization", "ranges", "rounding", "biases"], progress=False
     ),
     "x86": lambda pair, data: pt2qa.compare_layers(
         pt2qa.quantize(pair.capture, "x86", data, progress=False), data, progress=False  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ CAUSES: Final = {
     "observer": "another observer chooses better ranges from the same data",
     "outlier-channel": "a few channels need a much larger range than the others",
     "norm-offsets": "the channels of a norm have different offsets, which the biases around it can absorb",
-    "norm-outliers": "a few channels of a norm are far larger than the others, which the next weights can absorb",
+    "norm-outliers": "some channels are far larger than the others, which the weights around them can absorb",
     "range": "ranges fitted to the output error are better than those of the observers",
     "weight-rounding": "weights are rounded to nearest one by one, and their errors add up",
     "bias": "quantization shifts the mean of op outputs",

@@ -407,7 +407,7 @@ class Search:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
 
 
-FITTED: Final = ("range", "bias", "round", "shift", "smooth")
+FITTED: Final = ("range", "bias", "round", "shift", "scale", "smooth")
 """Edits that change how much noise their ops make in int8."""
 
 COSTLY: Final = frozenset({"precision", "outlier-channel"})

@@ -19,8 +19,8 @@ from pt2qa._printable import clean_lines
 from pt2qa._quantize.pairing import Recipe
 from pt2qa._report.rows import Environment
 from pt2qa.errors import PluginError
-from pt2qa.overrides.norms import moves_of
-from pt2qa.overrides.plan import OverridePlan
+from pt2qa.overrides.parameters import changes_of, with_folded_norms
+from pt2qa.overrides.plan import BEFORE_CALIBRATION, OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
 from pt2qa.plugins.code import first_line, needed, needed_imports, runtime
@@ -86,7 +86,7 @@ class FlowText:
 
 def quantizer_text(recipe: Recipe, graph: GraphModule) -> str:
     """The code of the quantizer with the edits of annotations, for which the captured graph is annotated."""
-    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", "shift", "smooth"))
+    edits = tuple(edit for edit in recipe.edits if edit.kind not in ("bias", "round", *BEFORE_CALIBRATION))
     return quantizer_code(recipe.plugin, OverridePlan(edits), graph, qat=recipe.qat)
 
 
@@ -104,18 +104,22 @@ def plain_text(
     remarks = [line for line in lines if line.startswith("#")]
     rewriting = rewriting_code(capture, rules)
     functional = ".run_decompositions({})" if PARTIAL_WRITE in rules else ""
-    of_norms = _table("NORMS", moves_of(recipe.edits, graph, capture.names))
+    early = any(edit.kind in BEFORE_CALIBRATION for edit in recipe.edits)
+    changes = _table("CHANGES", changes_of(recipe.edits, with_folded_norms(graph), capture.names) if early else ())
     return _text(
         capture,
         recipe,
         about,
         imports=list(map(ast.unparse, imports)),
-        definitions=f"{rewriting}\n{of_norms}\n{_values(recipe)}\n" + _lines_of(defined, lines),
-        making=[*remarks, *_lines_of(calls, lines).splitlines(), "return quantizer"],
+        definitions=f"{rewriting}\n{changes}\n{_values(recipe)}\n" + _lines_of(defined, lines),
+        making=[
+            *remarks,
+            *_lines_of(calls, lines).splitlines(),
+            "return Edited(quantizer, {}, CHANGES)" if changes else "return quantizer",
+        ],
         export=[
             f"graph_module = torch.export.export({{call}}, strict={capture.strict}){functional}.module()",
             *(["rewrite(graph_module)"] if rewriting else []),
-            *(["change_norms(graph_module, ops_by_name(graph_module.graph), NORMS)"] if of_norms else []),
         ],
         asks=_is_read_first(calls, "quantizer"),
     )

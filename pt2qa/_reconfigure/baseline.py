@@ -11,7 +11,7 @@ from pt2qa._trials.folds import Folds
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Treatment
-from pt2qa.overrides.annotations import Annotations, fusions_in
+from pt2qa.overrides.annotations import Annotations, fusions_in, observing
 from pt2qa.overrides.plan import Edit
 
 
@@ -99,12 +99,3 @@ def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
     else:
         note = "; ".join(filter(None, (f"{method.name} applied: {gain}", found.left_out)))
     return replace(new, notes=(*base.notes, note))
-
-
-def observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
-    """One edit: another observer for all activations that it can observe; none if all have it."""
-    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
-    if not ops:
-        return ()
-    edit = Edit("observer", ops, observer)
-    return () if annotations.after(edit) is None else (edit,)

@@ -45,7 +45,7 @@ def repair(
 
     Methods:
         ``shifting``: moves the channel offsets of norms into the biases around them.
-        ``smoothing``: moves outliers of norms that only linears read into the weights of these.
+        ``equalization``: scales channels of unequal size, in the weights that write and read them.
         ``ranges``: chooses the range of each activation, or group that shares one, for the least error of the output.
         ``rounding``: rounds weights with error feedback between their columns; only if it is named.
         ``biases``: corrects the mean error of each convolution and linear, as far as that helps the output.

@@ -28,7 +28,7 @@ class EditRow(Row):
 
     Args:
         name: the op it applies to, the first of its region.
-        kind: ``fuse``, ``shift``, ``smooth``, ``range``, ``round``, ``bias``, ``float``, ``int16``, ``dynamic`` or
+        kind: ``fuse``, ``shift``, ``scale``, ``range``, ``round``, ``bias``, ``float``, ``int16``, ``dynamic`` or
             ``observer``.
         macs: share of the model's multiply-accumulates that it takes out of int8.
         gain: estimated noise that it removes from the worst output at that point, as a share of that output's initial

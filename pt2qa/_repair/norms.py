@@ -1,10 +1,10 @@
-"""Shared by shifting and smoothing: their fit, costs, ranges by channel, and how a site rounds another range."""
+"""What shifts of norms are, what they cost, ranges by channel, and how a site rounds another range."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,16 +21,15 @@ from pt2qa.overrides.plan import Edit, in_base64
 
 @dataclass(frozen=True, slots=True)
 class FittedNorms:
-    """Factors or shifts of some norms, by the ops of the edit: float32 of shape (channels,)."""
+    """Shifts of some norms, by the ops of the edit: float32 of shape (channels,)."""
 
     weaker: ClassVar[tuple[()]] = ()
 
-    kind: Literal["shift", "smooth"]
     values: Mapping[tuple[str, ...], Tensor]
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        return tuple(Edit(self.kind, ops, values=in_base64(values.tolist())) for ops, values in self.values.items())
+        return tuple(Edit("shift", ops, values=in_base64(values.tolist())) for ops, values in self.values.items())
 
     def simulator(self, pair: QuantizedPair) -> Simulator | None:
         """None: observers see other values."""

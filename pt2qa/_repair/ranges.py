@@ -250,12 +250,26 @@ def _between(group: RangeGroup, other: QuantParams, exponent: float) -> QuantPar
     own = group.params
     if group.symmetric:
         return replace(own, scale=_power(float(own.scale), float(other.scale), exponent))  # type: ignore[arg-type]
-    low, high = (_power(*each, exponent) for each in zip(_ends(own), _ends(other), strict=True))
+    low, high = (_power(*each, exponent) for each in zip(ends_of(own), ends_of(other), strict=True))
     found = fitted(low, high, own.quant_min, own.quant_max)
     return replace(own, scale=found.scale, zero_point=found.zero_point)
 
 
-def _ends(params: QuantParams) -> tuple[float, float]:
+def moved(group: RangeGroup, before: tuple[float, float], after: tuple[float, float]) -> QuantParams:
+    """The group's own range, each end as far within that of the values as it was, where that has become another."""
+    own = group.params
+    if group.symmetric:
+        growth = max(-after[0], after[1]) / max(-before[0], before[1], 1e-30)
+        return replace(own, scale=float(own.scale) * growth)  # type: ignore[arg-type]
+    low, high = (
+        own_end * end / whole if whole else own_end
+        for own_end, whole, end in zip(ends_of(own), before, after, strict=True)
+    )
+    found = fitted(low, high, own.quant_min, own.quant_max)
+    return replace(own, scale=found.scale, zero_point=found.zero_point)
+
+
+def ends_of(params: QuantParams) -> tuple[float, float]:
     scale, zero_point = float(params.scale), int(params.zero_point)  # type: ignore[arg-type]
     return (params.quant_min - zero_point) * scale, (params.quant_max - zero_point) * scale
 

@@ -105,7 +105,7 @@ class Shifting:
             before, saved = before + costs[0], saved + costs[0] - costs[best]
         if saved < before * LEAST:
             found = {}
-        return FittedNorms("shift", found)
+        return FittedNorms(found)
 
 
 def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, ...]]:

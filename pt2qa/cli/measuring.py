@@ -79,7 +79,7 @@ def profile(
     "methods",
     multiple=True,
     metavar="NAME",
-    help="shifting, smoothing, ranges, rounding or biases; repeatable.  [default: all but rounding]",
+    help="shifting, equalization, ranges, rounding or biases; repeatable.  [default: all but rounding]",
 )
 @options.overrides
 @options.file

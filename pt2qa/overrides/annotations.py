@@ -398,3 +398,12 @@ def _levels(
     }
     allowed = ("float",) if graph.qat else tuple(possible)
     return tuple(kind for kind in offered if kind in allowed and possible[kind] and not graph.refusals.get((kind, key)))
+
+
+def observing(annotations: Annotations, observer: str) -> tuple[Edit, ...]:
+    """One edit: another observer for all activations that it can observe; none if all have it."""
+    ops = tuple(name for name, op in annotations.ops.items() if "observer" in op.levels)
+    if not ops:
+        return ()
+    edit = Edit("observer", ops, observer)
+    return () if annotations.after(edit) is None else (edit,)

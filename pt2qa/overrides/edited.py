@@ -24,7 +24,7 @@ from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_batch_norms, maker_of
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.annotations import Annotations, fusions_in, read_annotations
-from pt2qa.overrides.norms import change_norms
+from pt2qa.overrides.parameters import edit_parameters
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import Derives, Point, Shares, Specs, write_specs
 from pt2qa.plugins import resolve
@@ -57,10 +57,10 @@ class EditedQuantizer(Quantizer):  # type: ignore[misc]  # torchao has no type i
         self.plugin = resolve(self.plugin)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Changes norms, and applies the quantizer's own rewriting of the graph before annotation."""
+        """Changes parameters, and applies the quantizer's own rewriting of the graph before annotation."""
         if not self._is_body(model):
             self._begin(model)
-            change_norms(model, self.edits, self._names)
+            edit_parameters(model, self.edits, self._names)
         with self._blamed():
             return self._quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
 

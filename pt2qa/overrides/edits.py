@@ -11,7 +11,7 @@ import torch
 
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa.errors import PluginError, QuantizeError
-from pt2qa.overrides.plan import OBSERVERS, Edit
+from pt2qa.overrides.plan import BEFORE_CALIBRATION, OBSERVERS, Edit
 from pt2qa.overrides.points import Derives, GraphNode, Point, Specs, observer_class, own_spec
 from pt2qa.overrides.sharing import groups_of, remove, replace_own, root_of, rounds_at
 
@@ -47,7 +47,7 @@ def apply_edit(edit: Edit, keys: list[Sequence[str]], specs: Specs, graph: Annot
         raise QuantizeError(
             f"{edit}: with qat=True only 'float' and 'fuse' edits are possible, because training has its own observers"
         )
-    if edit.kind in ("bias", "shift", "smooth", "round"):
+    if edit.kind in (*BEFORE_CALIBRATION, "bias", "round"):
         # They change parameters; annotations stay as they are.
         return dict(specs)
     if edit.kind == "fuse":

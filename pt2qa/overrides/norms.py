@@ -1,19 +1,17 @@
-"""What a plan moves from the output of a norm into the parameters around it, so that the float model stays what it is.
+"""The norms whose channels can be moved, by what the biases around them take back.
 
-With s a factor and z a shift for each channel::
+With z a shift for each channel::
 
-    smooth:   norm(x) / s,   weight * s
-    shift:    norm(x) - z,   bias + weight @ z,   added + z
+    norm(x) - z,   bias + weight @ z,   added + z
 
 where weight and bias are those of the linears that read the norm, and added is the bias of a linear whose output is
-added to that of the norm, as by the residual of a post-norm transformer.  Factors are powers of two, which change only
-exponents, so the float model is the same bit for bit; with a shift it is but for the rounding of float32.
+added to that of the norm, as by the residual of a post-norm transformer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,16 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of, ops_of
-from pt2qa._graph.internals import flow_runtime
-from pt2qa._graph.internals.flow_runtime import Move
+from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa.errors import QuantizeError
-from pt2qa.overrides.plan import Edit
 
 _ATEN = torch.ops.aten
-_FACTORS = (_ATEN.layer_norm.default, _ATEN.rms_norm.default, _ATEN.mul.Tensor)
-"""Ops whose output is proportional to their parameters; a norm written out may end with a multiplication."""
 _BIASED = (_ATEN.layer_norm.default, _ATEN.add.Tensor)
 """Ops that add their last parameter to each channel; a norm written out may end with an addition."""
 
@@ -48,14 +40,14 @@ class ReadNorm:
 
     Attributes:
         name: the norm.
-        parameters: all that it has.
-        bias: the one that is added to each channel.
+        channels: how many it has.
+        bias: the parameter that is added to each channel.
         linears: the linears that read it, with weight and bias.
         added: the linears whose outputs are added to its own, with their bias.
     """
 
     name: str
-    parameters: tuple[str, ...]
+    channels: int
     bias: str
     linears: Mapping[str, tuple[str, str]]
     added: Mapping[str, str]
@@ -64,12 +56,6 @@ class ReadNorm:
     def ops(self) -> tuple[str, ...]:
         """The names that an edit has."""
         return (self.name, *self.linears, *self.added)
-
-    @property
-    def can_smooth(self) -> bool:
-        """Whether factors can move: only linears read it, and all have weights of their own."""
-        weights = [weight for weight, _ in self.linears.values()]
-        return bool(self.parameters) and all([*self.parameters, *weights]) and not self.added
 
     @property
     def can_shift(self) -> bool:
@@ -90,7 +76,7 @@ def norms_in(graph_module: GraphModule, names: Mapping[int, OpName]) -> Iterator
     for node in graph_module.graph.nodes:
         value = node.meta.get(VALUE)
         read = [source for source in node.all_input_nodes if source.op == "get_attr"]
-        if node.target not in (*_FACTORS, *_BIASED) or not read or not isinstance(value, Tensor) or not value.dim():
+        if node.target not in _BIASED or not read or not isinstance(value, Tensor) or not value.dim():
             continue
         linears, added = _around(node) or ([], [])
         known = {name_of(each, names) for each in (node, *linears, *added)}
@@ -99,7 +85,7 @@ def norms_in(graph_module: GraphModule, names: Mapping[int, OpName]) -> Iterator
         width = int(value.shape[-1])
         yield ReadNorm(
             str(name_of(node, names)),
-            tuple(own(source, width) for source in read) if node.target in _FACTORS else (),
+            width,
             own(read[-1], width) if _adds(node, attribute_of(graph_module, read[-1])) else "",
             {
                 str(name_of(each, names)): (own(each.args[1], width), own(_bias(each), each.meta[VALUE].shape[-1]))
@@ -173,37 +159,3 @@ def _keeps_channels(reader: Node, op: str, node: Node) -> bool:
         *_, axis = cast(list[int], reader.args[1])
         return axis % before.dim() == last
     return op in _RESHAPES and after.shape[-1] == before.shape[-1]
-
-
-def change_norms(graph_module: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> None:
-    """Makes the ``smooth`` and ``shift`` edits, in place and in order."""
-    nodes = ops_of(graph_module, names)
-    for edit, norm in _found(edits, graph_module, names):
-        can = norm is not None and (norm.can_smooth if edit.kind == "smooth" else norm.can_shift)
-        if norm is None or not can or {*norm.ops} != {*edit.ops}:
-            also = "" if edit.kind == "smooth" else ", or are added to it, with biases"
-            raise QuantizeError(
-                f"{edit}: these are not a norm and all that reads it, linears with weights{also} of their own"
-            )
-        target = norm.parameters[0] if edit.kind == "smooth" else norm.bias
-        shape = graph_module.get_parameter(target).shape
-        if shape[-1:] != (len(edit.numbers),):
-            raise QuantizeError(f"{edit}: {target} has the shape {tuple(shape)}")
-        flow_runtime.change_norms(graph_module, nodes, [_move(edit, norm)])
-
-
-def moves_of(edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]) -> list[Move]:
-    """What :func:`change_norms` does to the graph, for edits that it can make."""
-    return [_move(edit, norm) for edit, norm in _found(edits, graph_module, names) if norm is not None]
-
-
-def _found(
-    edits: Iterable[Edit], graph_module: GraphModule, names: Mapping[int, OpName]
-) -> list[tuple[Edit, ReadNorm | None]]:
-    chosen = [edit for edit in edits if edit.kind in ("smooth", "shift")]
-    known = {each.name: each for each in norms_in(graph_module, names)} if chosen else {}
-    return [(edit, known.get(edit.ops[0])) for edit in chosen]
-
-
-def _move(edit: Edit, norm: ReadNorm) -> Move:
-    return edit.kind, norm.name, (*norm.linears,), (*norm.added,), edit.values

@@ -23,8 +23,13 @@ from pt2qa.errors import QuantizeError, ReportError
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
-EditKind = Literal["float", "fuse", "dynamic", "int16", "observer", "range", "bias", "shift", "smooth", "round"]
+EditKind = Literal[
+    "float", "fuse", "dynamic", "int16", "observer", "range", "bias", "shift", "scale", "smooth", "round"
+]
 KINDS: tuple[str, ...] = get_args(EditKind)
+BEFORE_CALIBRATION = ("shift", "scale", "smooth")
+"""Edits of parameters that are made before a quantizer sees the graph."""
+
 OBSERVERS = {
     "minmax": "MinMaxObserver",
     "histogram": "HistogramObserver",
@@ -36,7 +41,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(KINDS, ()),
     "observer": ("observer",),
     "range": ("scale", "zero_point"),
-    **dict.fromkeys(("bias", "shift", "smooth", "round"), ("values",)),
+    **dict.fromkeys((*BEFORE_CALIBRATION, "bias", "round"), ("values",)),
 }
 """What an edit has by its kind, besides the ops."""
 
@@ -55,18 +60,20 @@ class Edit:
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
             ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are
             subtracted from the bias of a norm and taken back in the biases of the linears that read it, and of those
-            whose outputs are added to it. ``"smooth"``: the parameters of a norm are divided by ``values``, and the
-            columns of the linears' weights, which alone read it, multiplied. ``"round"``: the weight of one op becomes
-            ``values``, times its scale.
+            whose outputs are added to it. ``"scale"``: the output channels of ops are divided by ``values``, in their
+            weights and biases, and the input channels of those that read them multiplied, in their weights.
+            ``"smooth"`` is an earlier name of it. ``"round"``: the weight of one op becomes ``values``, times its
+            scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
-            ``"range"``, those of inputs, too; for ``"smooth"`` and ``"shift"``, the norm and all linears that read it,
-            then those that are added.
+            ``"range"``, those of inputs, too; for ``"shift"``, the norm and all linears that read it, then those that
+            are added; for ``"scale"``, all that write and read the channels, the first writer first.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.
         values: for ``"bias"``: one float32 for each output channel, as little-endian bytes in base64; for ``"shift"``:
-            such a number for each channel of the norm; for ``"smooth"``: such a power of two, by which floats are
-            multiplied without rounding; for ``"round"``: the weight as it is stored, one int8 for each element.
+            such a number for each channel of the norm; for ``"scale"``: such a positive number for each channel that
+            can have a factor of its own, as the first writer has them; for ``"round"``: the weight as it is stored, one
+            int8 for each element.
 
     Raises:
         QuantizeError: a field has an invalid value.
@@ -89,8 +96,8 @@ class Edit:
         self._check(len(self.ops) > 0, "the name of at least one op")
         if self.kind == "fuse":
             self._check(len(self.ops) == 2 and self.ops[0] != self.ops[1], "the names of two ops")
-        elif self.kind in ("shift", "smooth"):
-            self._check(len(self.ops) > 1, "a norm and the linears that read it")
+        elif self.kind in BEFORE_CALIBRATION:
+            self._check(len(self.ops) > 1, "ops that write channels and ops that read them")
         elif self.kind in ("bias", "round"):
             self._check(len(self.ops) == 1, "the name of one op")
         for name in ("observer", "scale", "zero_point", "values"):
@@ -115,8 +122,8 @@ class Edit:
             raise QuantizeError(f"edit {self.kind!r}: values: {error}; expected numbers in base64") from error
         if not found or not all(map(math.isfinite, found)):
             raise QuantizeError(f"edit {self.kind!r}: values: expected finite numbers, one for each channel")
-        if self.kind == "smooth" and any(math.frexp(value)[0] != 0.5 for value in found):
-            raise QuantizeError("edit 'smooth': values: expected powers of two")
+        if self.kind in ("scale", "smooth") and min(found) <= 0:
+            raise QuantizeError(f"edit {self.kind!r}: values: expected positive numbers")
 
     @property
     def numbers(self) -> tuple[float, ...]:

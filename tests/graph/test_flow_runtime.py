@@ -17,7 +17,7 @@ from torch import nn
 import pt2qa
 from pt2qa._graph.handles import names_of
 from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
-from pt2qa._graph.internals.flow_runtime import change_norms, ops_by_name
+from pt2qa._graph.internals.flow_runtime import change_parameters, ops_by_name
 from pt2qa.plugins.code import needed, needed_imports, runtime
 from tests.overrides.flows import captured
 from tests.overrides.nets import NETS
@@ -54,17 +54,20 @@ def test_ops_have_the_names_of_reports(net: str) -> None:
     assert {*ops_by_name(graph.graph)} == {"output", *(name.name for name in names_of(graph).values())}
 
 
-@pytest.mark.parametrize("kind", ["smooth", "shift"])
+@pytest.mark.parametrize("kind", ["scale", "shift"])
 def test_what_moves_from_a_norm_to_its_readers_leaves_the_outputs(kind: str) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)), torch.randn(5, 4)
     graph = pt2qa.capture(model.eval(), x).module()
     expected, norm = graph(x), {name: value.clone() for name, value in graph.named_parameters()}
-    values = np.array([2.0, 0.5, -3.0, 1.0], dtype="<f4")
+    values = np.array([2.0, 0.5, 3.0, 1.0], dtype="<f4")
     numbers = base64.b64encode(values.tobytes()).decode()
-    change_norms(graph, ops_by_name(graph.graph), [(kind, "0/layer_norm", ["1/linear"], [], numbers)])
+    own = [(2, 0, -1.0), (3, 0, -1.0)] if kind == "scale" else [(3, 0, -1.0)]
+    changes = [(kind, "0/layer_norm", *each, numbers) for each in own]
+    changes.append((kind, "1/linear", 1 if kind == "scale" else 2, 1, 1.0, numbers))
+    change_parameters(graph, ops_by_name(graph.graph), changes)
     torch.testing.assert_close(graph(x), expected)
     weight, bias = (graph.get_parameter(f"0.{name}").detach().numpy() for name in ("weight", "bias"))
     own_weight, own_bias = (norm[f"0.{name}"].detach().numpy() for name in ("weight", "bias"))
-    moved = (own_weight / values, own_bias / values) if kind == "smooth" else (own_weight, own_bias - values)
+    moved = (own_weight / values, own_bias / values) if kind == "scale" else (own_weight, own_bias - values)
     np.testing.assert_allclose((weight, bias), moved)

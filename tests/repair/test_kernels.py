@@ -27,7 +27,7 @@ def scaled(quantizer: str) -> pt2qa.QuantizedPair:
         ("xnnpack", clipped_pair, ["ranges", "biases"], "range"),
         ("x86", clipped_pair, ["ranges", "biases"], "range"),
         ("x86", shifted, ["shifting"], "shift"),
-        ("x86", scaled, ["smoothing"], "smooth"),
+        ("x86", scaled, ["equalization"], "scale"),
     ],
 )
 def test_the_kernels_stay_as_they_are(quantizer: str, make: Made, methods: list[str], kind: str) -> None:

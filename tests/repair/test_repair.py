@@ -152,7 +152,7 @@ def test_what_cannot_be_repaired_is_said() -> None:
     report = pt2qa.repair(pair, data, verify_code=False, progress=False)
     assert "ranges not applied: no activation has a range that calibration chose" in report.notes
     with pytest.raises(
-        pt2qa.SelectionError, match=r"methods: got .'scales'., expected a list of shifting, smoothing, ranges, round"
+        pt2qa.SelectionError, match=r"methods: got .'scales'., expected a list of shifting, equalization, ranges, "
     ):
         pt2qa.repair(clipped_pair(), HELD_OUT, methods=["scales"])
     trained = quantized_pair(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), batches()[0], "xnnpack", qat=True)

@@ -146,19 +146,19 @@ def test_which_norms_can_be_shifted(kind: str, possible: bool, quantizer: str) -
         assert not torch.equal(new.quantized(x), pair.quantized(x))
 
 
-@pytest.mark.parametrize("kinds", [("shift", "smooth"), ("smooth", "shift")])
+@pytest.mark.parametrize("kinds", [("shift", "scale"), ("scale", "shift")])
 def test_edits_of_a_norm_are_made_in_their_order(kinds: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 8)
     pair = quantized_pair(Block("plain"), x, "x86")
     assert pair.capture is not None
     ops = ("norm/layer_norm", "first/linear", "second/linear")
-    values = {"shift": [float(number) for number in range(8)], "smooth": [2.0**power for power in range(-4, 4)]}
+    values = {"shift": [float(number) for number in range(8)], "scale": [2.0**power for power in range(-4, 4)]}
     plan = OverridePlan(tuple(Edit(kind, ops, values=in_base64(values[kind])) for kind in kinds))  # type: ignore[arg-type]
     new = pt2qa.quantize(pair.capture, "x86", [x], overrides=plan, progress=False)
     assert direct_sqnr(pair.reference(x), new.reference(x)) > 100
     last = new.reference.get_parameter("norm.bias").detach()
-    shift, factors = (torch.tensor(values[kind]) for kind in ("shift", "smooth"))
+    shift, factors = (torch.tensor(values[kind]) for kind in ("shift", "scale"))
     own = Block("plain").norm.bias.detach()
     assert torch.equal(last, (own - shift) / factors if kinds[0] == "shift" else own / factors - shift)
 
@@ -171,8 +171,8 @@ def test_what_cannot_be_shifted_is_said() -> None:
     for kind, names, count, message in (
         ("shift", ops[:3], 8, "these are not a norm and all that reads it, linears with weights, or are added to it"),
         ("shift", ops[1:], 8, "these are not a norm and all that reads it"),
-        ("shift", ops, 4, r"norm.bias has the shape \(8,\)"),
-        ("smooth", ops, 8, "these are not a norm and all that reads it, linears with weights of their own"),
+        ("shift", ops, 4, r"norm.bias has 8 channels"),
+        ("scale", ops, 8, "these are not all ops that write and read the same channels, with weights of their own"),
     ):
         plan = OverridePlan((Edit(kind, names, values=in_base64([2.0] * count)),))  # type: ignore[arg-type]
         with pytest.raises(pt2qa.QuantizeError, match=message):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._reconfigure.baseline import observing
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
 from pt2qa._trials.treatment import Treatment
+from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.plan import OBSERVERS
 
 

@@ -21,7 +21,7 @@ from pt2qa.errors import SelectionError
 
 CAUSE_OF: Final = {
     "shifting": "norm-offsets",
-    "smoothing": "norm-outliers",
+    "equalization": "norm-outliers",
     "ranges": "range",
     "rounding": "weight-rounding",
     "biases": "bias",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer, SharedQuantizationSpec
 
-from pt2qa._graph.internals.flow_runtime import ops_by_name
+from pt2qa._graph.internals.flow_runtime import Change, change_parameters, ops_by_name
 from pt2qa._graph.internals.nodes import ANNOTATION
 
 Place = tuple[str, int | None]
@@ -29,15 +29,17 @@ class Original(NamedTuple):  # a dataclass would look for its module, which code
 
 
 class Edited(Quantizer):  # type: ignore[misc]  # torchao has no type information
-    """Another quantizer, with other specs at some places of a model."""
+    """Another quantizer, with other specs at some places of a model, and other parameters."""
 
-    def __init__(self, quantizer: Quantizer, specs: Mapping[Place, Any]) -> None:
+    def __init__(self, quantizer: Quantizer, specs: Mapping[Place, Any], changes: Collection[Change] = ()) -> None:
         super().__init__()
-        self.quantizer, self.specs = quantizer, specs
+        self.quantizer, self.specs, self.changes = quantizer, specs, changes
         self.bodies = set[object]()
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Does what the quantizer does."""
+        """Changes parameters, then does what the quantizer does."""
+        if model not in self.bodies and self.changes:
+            change_parameters(model, ops_by_name(model.graph), self.changes)
         return self.quantizer.transform_for_annotation(model)  # type: ignore[no-any-return]  # ditto
 
     def annotate(self, model: GraphModule) -> GraphModule:

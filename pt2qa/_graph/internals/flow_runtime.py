@@ -9,7 +9,7 @@ import base64
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -121,36 +121,40 @@ def in_float(integers: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return (integers - zero_point.reshape(shape)).float() * scale.reshape(shape)
 
 
-Move = tuple[str, str, Sequence[str], Sequence[str], str]
-"""``smooth`` or ``shift``; a norm; linears that read it; linears whose outputs are added to its own; a number for each
+Change = tuple[str, str, int, int, float, str]
+"""``scale`` or ``shift``; an op; the number of a parameter among its arguments; an axis; a power; a number for each
 channel, float32 in base64."""
 
 
-def change_norms(graph_module: GraphModule, ops: Mapping[str, Node], moves: Iterable[Move]) -> None:
-    """Moves factors or shifts from norms into the parameters around them, in place and in order."""
+def change_parameters(graph_module: GraphModule, ops: Mapping[str, Node], changes: Iterable[Change]) -> None:
+    """Changes parameters of ops, in place and in order; computed in float64 on the CPU, so it is the same everywhere.
 
-    def bias_of(name: str) -> str:
-        return parameter_of(ops[name].args[BIAS])
-
-    def value_of(target: str) -> Tensor:
-        return graph_module.get_parameter(target).detach()
-
-    for kind, norm, linears, added, numbers in moves:
-        values = floats(numbers)
-        own = [str(source.target) for source in ops[norm].all_input_nodes if source.op == "get_attr"]
-        weights = {name: parameter_of(ops[name].args[1]) for name in linears}
-        if kind == "smooth":
-            changed = {target: value_of(target) / values.to(value_of(target)) for target in own}
-            changed |= {target: value_of(target) * values.to(value_of(target)) for target in weights.values()}
+    A ``scale`` multiplies a parameter by numbers to a power, along its axis 0, or along axis 1 as the channels of all
+    groups.  A ``shift`` adds numbers times the power to a parameter, or to a bias what the weight makes of them if the
+    axis is 1.
+    """
+    for kind, name, argument, axis, power, numbers in changes:
+        args, given = ops[name].args, floats(numbers).double()
+        target = parameter_of(args[argument])
+        value = operator.attrgetter(target)(graph_module).detach()
+        if kind == "scale":
+            changed = scaled(value.cpu().double(), given**power, axis)
         else:
-            values = values.double()
-            shifts = {bias_of(name): value_of(weight).cpu().double() @ values for name, weight in weights.items()}
-            shifts |= {own[-1]: -values, **{bias_of(name): values for name in added}}
-            changed = {
-                target: (value_of(target).cpu().double() + shift).to(value_of(target))
-                for target, shift in shifts.items()
-            }
-        set_parameters(graph_module, changed)
+            weight = operator.attrgetter(parameter_of(args[1]))(graph_module).detach() if axis else None
+            shift = given * power if weight is None else weight.cpu().double() @ given * power
+            changed = value.cpu().double() + shift
+        set_parameters(graph_module, {target: changed.to(value)})
+
+
+def scaled(value: Tensor, factors: Tensor, axis: int) -> Tensor:
+    """A parameter times a factor for each element, for each index of axis 0, or for each channel of all groups."""
+    if factors.numel() == value.numel():
+        return value * factors.reshape(value.shape)
+    if axis == 0:
+        return value * factors.reshape(-1, *[1] * (value.dim() - 1))
+    groups = len(factors) // value.shape[1]
+    found = value.reshape(groups, -1, *value.shape[1:])
+    return (found * factors.reshape(groups, 1, -1, *[1] * (value.dim() - 2))).reshape(value.shape)
 
 
 def floats(numbers: str) -> Tensor:
@@ -162,5 +166,7 @@ def floats(numbers: str) -> Tensor:
 def set_parameters(graph_module: GraphModule, values: Mapping[str, Tensor]) -> None:
     """Gives parameters of a graph other values, in place; other graphs that have the same parameters keep theirs."""
     for target, value in values.items():
-        module, _, name = target.rpartition(".")
-        setattr(graph_module.get_submodule(module), name, nn.Parameter(value, requires_grad=False))
+        path, _, name = target.rpartition(".")
+        module = graph_module.get_submodule(path)
+        is_buffer = name in dict(module.named_buffers(recurse=False))
+        setattr(module, name, value if is_buffer else nn.Parameter(value, requires_grad=False))

@@ -1,0 +1,400 @@
+"""Channels of unequal size made equal, in the weights that write and read them, as far as that helps the output.
+
+All channels of an activation share one range, so its steps are coarse for all that are smaller than the largest.  With
+s a factor for each channel, what writes them is divided by s, and the weights that read them are multiplied by it
+(:mod:`pt2qa.overrides.channels` says where).  That makes steps of weights coarser, so the factors of all channels of
+the model together are those that cost the output least, to first order, and as if the errors of elements were
+independent and uniform within their steps::
+
+    sum(g**2 * min((s * step)**2 / 12, x**2)) + sum(G**2 * min((s * step)**2 / 12, weight**2))
+
+with g and G the gradients of random projections of the output, each output divided by its root mean square, at the
+activations and at the weights, and s what divides them.  The descent begins at the best of::
+
+    s = x**alpha          and         s = x**alpha / w**(1 - alpha)
+
+with x the largest value of a channel and w that of the weights that read it.  One forward and one backward pass of each
+batch; and nothing is quantized again, because the sites of the given model simply round in other units.
+
+Source:
+    scaling through ReLUs is in "Data-Free Quantization Through Weight Equalization and Bias Correction" (Nagel et al.,
+    2019), the second formula in "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
+    Models" (Xiao et al., 2023), both without an output to serve.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pt2qa._graph.internals.flow_runtime import scaled
+from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.ranges import RangeGroup, ends_of, groups_in, moved
+from pt2qa._sensitivity.gradients import float_tensors
+from pt2qa._sensitivity.played import with_roundings
+from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
+from pt2qa._simulator.program import Constant, QuantParams, Site, Step
+from pt2qa._simulator.simulator import Simulator
+from pt2qa._trials.folds import Folds
+from pt2qa.errors import SelectionError
+from pt2qa.overrides.annotations import observing
+from pt2qa.overrides.channels import Chain, Channels, Labelled, Side, channels_in
+from pt2qa.overrides.parameters import with_folded_norms
+from pt2qa.overrides.plan import Edit, in_base64
+
+ALPHAS = ((0.0, False), (0.5, False), (1.0, False), (0.5, True), (0.7, True))
+"""Where the descent may begin: alpha, and whether weights count."""
+
+STEPS, RATE = 60, 0.2
+"""How long the descent is, and how far it goes at most at first, in powers of two."""
+
+NORM = 6.0
+"""Ranges count as this norm of those of all channels: other data reach further, in any channel that fills the range."""
+
+LEAST = 0.02
+"""The share of the cost that factors must save."""
+
+LARGEST = 10
+"""The largest exponent of a factor at which the descent begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A rounded weight of an op, and by what all chains scale it."""
+
+    step: Step
+    constant: Constant
+    params: QuantParams
+    sides: tuple[Side, ...]
+
+    @property
+    def value(self) -> Tensor:
+        value: Tensor = self.constant.reference.detach()
+        return value
+
+    def factors(self, table: Tensor) -> Tensor:
+        found = torch.ones_like(self.value)
+        for side in self.sides:
+            found = scaled(found, table.to(found)[side.labels] ** side.power, side.axis)
+        return found
+
+    def largest(self, value: Tensor) -> Tensor:
+        """Of what shares a scale, with the axes of the weight."""
+        others = [axis for axis in range(value.dim()) if axis != self.params.axis]
+        return value.abs().amax(others, keepdim=True) if others else value.abs()
+
+    def squared_gradients(self, simulator: Simulator, env: Any, gradients: Sequence[Tensor]) -> Tensor:
+        """The sum of the squares of its own, for gradients of the op's output."""
+        weight = self.value.requires_grad_()
+        own = {slot: env[slot] for slot in (*self.step.reads, *self.step.constants)} | {self.constant.slot: weight}
+        with torch.enable_grad():
+            output = simulator.call(self.step, own, False)
+        found = [torch.autograd.grad(output, weight, each, retain_graph=True)[0].square() for each in gradients]
+        return torch.stack(found).sum(0)
+
+    def cost(self, table: Tensor, squares: Tensor) -> Tensor:
+        """Of rounding it in units of its factors, with the squared gradients."""
+        factors, levels = self.factors(table), self.params.quant_max - self.params.quant_min
+        steps = 2 * self.largest(self.value * factors) / levels / factors
+        return (torch.minimum(steps.square() / 12, self.value.square()) * squares).sum()
+
+    def rounding(self, table: Tensor) -> Rounding:
+        """How it is rounded in other units; its scale follows its largest values."""
+        factors = self.factors(table)
+        growth = (self.largest(self.value * factors) / self.largest(self.value).clamp(min=1e-30)).flatten()
+        scale: Any = self.params.scale
+        scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
+        return in_units(rounding(replace(self.params, scale=scale)), lambda value: factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sites that share a range, or one that computes its own from each batch, if there is no ``group``.
+
+    Attributes:
+        values: the labels of each site's value.
+        labels: all of these, each once, and 0.
+        ends: the range of each label at each site, with 0: of shape (2, sites, labels).
+        gains: by fold, the sums of g**2, and of (g * x)**2, likewise: of shape (2, 2, sites, labels).
+    """
+
+    sites: tuple[Site, ...]
+    group: RangeGroup | None
+    values: tuple[Labelled, ...]
+    labels: Tensor
+    ends: Tensor
+    gains: Tensor
+
+    @classmethod
+    def of(cls, sites: tuple[Site, ...], group: RangeGroup | None, values: tuple[Labelled, ...]) -> Group:
+        labels = torch.cat([torch.tensor([0]), *(each.labels.flatten() for each in values)]).unique()
+        ends, gains = (torch.zeros(*sizes, len(sites), len(labels), dtype=torch.float64) for sizes in ((2,), (2, 2)))
+        return cls(sites, group, values, labels, ends, gains)
+
+    def divisors(self, table: Tensor) -> Tensor:
+        """By what each label is divided at each site: of shape (sites, labels)."""
+        return torch.stack([table[self.labels] ** each.degree for each in self.values])
+
+    def add(self, fold: int, place: int, value: Tensor, gradients: Sequence[Tensor]) -> None:
+        labels = fitting(self.values[place].labels, value)
+        axes = [axis for axis, size in enumerate(labels.shape) if size == 1]
+        index = torch.searchsorted(self.labels, labels.flatten())
+        value = value.float().nan_to_num(0.0, 0.0, 0.0)
+        squares = torch.stack([each.float().square() for each in gradients]).sum(0).nan_to_num(0.0, 0.0, 0.0)
+        for sums, how, kept in (
+            (self.ends[0, place], "amin", value),
+            (self.ends[1, place], "amax", value),
+            (self.gains[fold, 0, place], "sum", squares),
+            (self.gains[fold, 1, place], "sum", squares * value.square()),
+        ):
+            kept = (getattr(kept, how)(axes, keepdim=True) if axes else kept).double().cpu().flatten()
+            sums.scatter_reduce_(0, index, kept, how)
+
+    def cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
+        divisors = self.divisors(table)
+        params = self.sites[0].params if self.group is None else self.group.params
+        step = self._width(self.ends / divisors) / (params.quant_max - params.quant_min)
+        rounded, lost = self.gains[list(folds)].sum(0)
+        return torch.minimum((step * divisors).square() / 12 * rounded, lost).sum()
+
+    def _width(self, ends: Tensor) -> Tensor:
+        low, high = (each.abs().pow(NORM).sum().clamp(min=1e-300) ** (1 / NORM) for each in ends)
+        symmetric = self.group is not None and self.group.symmetric
+        return 2 * torch.maximum(low, high) if symmetric else high + low
+
+    def roundings(self, pair: QuantizedPair, table: Tensor, minmax: bool) -> Iterator[tuple[int, Rounding]]:
+        """How each site rounds in units of its factors, over all values, or as much of these as its range has now."""
+        before, after = (
+            (float(each[0].min()), float(each[1].max())) for each in (self.ends, self.ends / self.divisors(table))
+        )
+        for site, each in zip(self.sites, self.values, strict=True):
+            own = own_rounding(pair.simulator, site)
+            if self.group is not None:
+                own = rounding(moved(self.group, ends_of(self.group.params) if minmax else before, after))
+            yield site.index, in_units(own, functools.partial(_inverse, each, table))
+
+
+def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
+    """A rounding of what values are in other units."""
+
+    def rounded(value: Tensor, *, out: Tensor | None = None) -> Tensor:
+        units = factors(value)
+        return own(value * units) / units
+
+    return rounded
+
+
+def _inverse(of: Labelled, table: Tensor, value: Tensor) -> Tensor:
+    return (table**-of.degree)[fitting(of.labels, value)].to(value)
+
+
+def fitting(labels: Tensor, value: Tensor) -> Tensor:
+    """Labels for a value with more or fewer samples, which may share an axis with heads."""
+    labels = labels if labels.dim() == value.dim() else labels.reshape([1] * value.dim())
+    for axis, size in enumerate(value.shape):
+        if labels.shape[axis] not in (1, size):
+            labels = labels.index_select(axis, torch.arange(size) % labels.shape[axis])
+    return labels
+
+
+@dataclass(frozen=True, slots=True)
+class FittedScales:
+    """A factor for each label: what an edit has for each chain, and how the sites of a pair round then."""
+
+    look: Equalization
+    table: Tensor
+    minmax: bool
+    weaker: tuple[FittedScales, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        by_chain = ((chain.ops, self.table[chain.labels]) for chain in self.look.chains)
+        scales = [Edit("scale", ops, values=in_base64(own.tolist())) for ops, own in by_chain if bool((own != 1).any())]
+        return (*scales, *(self.look.observers if self.minmax else ()))
+
+    def simulator(self, pair: QuantizedPair) -> Simulator | None:
+        """None where biases are rounded, whose scales follow those of inputs."""
+        if any(site.kind == "bias" for site in pair.sites):
+            return None
+        roundings = {
+            site: each for group in self.look.groups for site, each in group.roundings(pair, self.table, self.minmax)
+        }
+        for weight in self.look.weights:
+            assert weight.constant.site is not None
+            roundings[weight.constant.site] = weight.rounding(self.table)
+        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+
+
+@dataclass(frozen=True, slots=True)
+class Equalization:
+    """What one look at the data tells about all chains.
+
+    ``products`` are squared gradients of weights, by fold; ``observers`` the edit that gives activations the range of
+    all values, if that is another.
+    """
+
+    name: ClassVar[str] = "equalization"
+    left_out: ClassVar[str] = ""
+
+    chains: tuple[Chain, ...]
+    groups: tuple[Group, ...]
+    weights: tuple[Weight, ...]
+    products: tuple[Mapping[int, Tensor], ...]
+    count: int
+    observers: tuple[Edit, ...]
+
+    @classmethod
+    def look(cls, pair: QuantizedPair, data: Folds) -> Equalization:
+        assert pair.float_graph is not None, "what is repaired was captured"
+        channels = channels_in(with_folded_norms(pair.float_graph), pair.names)
+        groups, chains = _groups_in(pair, channels)
+        if not chains and all(each.group is None for each in groups):
+            raise SelectionError(
+                "no activation has a range, and no ops with weights of their own write and read its channels"
+            )
+        weights = tuple(_weights_in(pair, chains))
+        products = _measure(pair, data, groups, weights)
+        assert pair.recipe is not None, "what is repaired is quantized again"
+        return cls(chains, groups, weights, products, channels.count, observing(pair.recipe.annotations, "minmax"))
+
+    def fit(self, folds: Collection[int]) -> FittedScales:
+        ones = torch.ones(self.count, dtype=torch.float64)
+        begin = min(map(self._start, ALPHAS), key=lambda table: float(self._cost(table, folds)))
+        exponents = begin.log2().requires_grad_()
+        free = torch.cat([torch.tensor([], dtype=torch.long), *(chain.labels for chain in self.chains)])
+        mask = torch.zeros_like(begin).index_fill(0, free, 1.0)
+        optimizer = torch.optim.Adam([exponents], RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        best, least = begin, float(self._cost(begin, folds))
+        with torch.enable_grad():
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                cost = self._cost(exponents.exp2(), folds)
+                if float(cost.detach()) < least:
+                    best, least = exponents.detach().exp2(), float(cost.detach())
+                [exponents.grad] = torch.autograd.grad(cost, exponents)
+                exponents.grad *= mask
+                optimizer.step()
+                schedule.step()
+        table = best.float().double() if least < float(self._cost(ones, folds)) * (1 - LEAST) else ones
+        others = ((table, False), (table.sqrt().float().double(), True), (ones, True))
+        return FittedScales(self, table, True, tuple(FittedScales(self, *each) for each in others))
+
+    def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
+        costs = [group.cost(table, folds) for group in self.groups]
+        for number, weight in enumerate(self.weights):
+            squares = [self.products[fold][number] for fold in folds if number in self.products[fold]]
+            costs += [weight.cost(table, torch.stack(squares).sum(0)).double().cpu()] if squares else []
+        return torch.stack(costs).sum()
+
+    def _start(self, how: tuple[float, bool]) -> Tensor:
+        """Factors of all labels for an alpha."""
+        alpha, with_weights = how
+        sizes, readers = torch.zeros(2, self.count, dtype=torch.float64)
+        for group in self.groups:
+            for place, each in enumerate(group.values):
+                own = torch.isin(group.labels, each.labels)
+                found = group.ends[:, place, own].abs().amax(0) ** (1 / each.degree)
+                labels = group.labels[own]
+                sizes[labels] = torch.maximum(sizes[labels], found / found.max().clamp(min=1e-30))
+        for weight in self.weights:
+            for side in (side for side in weight.sides if side.power > 0):
+                found = _by_channel(weight.value, len(side.labels), side.axis)
+                readers.scatter_reduce_(0, side.labels, found / found.max().clamp(min=1e-30), "amax")
+        table = torch.ones(self.count, dtype=torch.float64)
+        for chain in self.chains:
+            size, reader = sizes[chain.labels], readers[chain.labels]
+            known = (size > 0) & (reader > 0 if with_weights else True)
+            if known.any():
+                exponents = alpha * size.log2() - (1 - alpha) * with_weights * reader.clamp(min=1e-30).log2()
+                exponents = torch.where(known, exponents - exponents[known].median(), 0.0).clamp(-LARGEST, LARGEST)
+                table[chain.labels] = exponents.exp2()
+        return table
+
+
+def _by_channel(weight: Tensor, channels: int, axis: int) -> Tensor:
+    """The largest absolute value of each channel along an axis, as :func:`scaled` counts them: float64."""
+    if axis:
+        weight = weight.reshape(channels // weight.shape[1], -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+    return weight.reshape(channels, -1).abs().amax(1).double().cpu()
+
+
+def _groups_in(pair: QuantizedPair, channels: Channels) -> tuple[tuple[Group, ...], tuple[Chain, ...]]:
+    """The groups of sites with labels, and their chains, but for those where a site's range is fixed."""
+    steps = Counter(step.name for step in pair.program.steps if step.site is None)
+    none = Labelled(torch.tensor(0))
+    values = {
+        site.index: channels.values.get(site.name, none) if steps[site.name] == 1 else none
+        for site in pair.sites
+        if site.kind == "activation"
+    }
+    shared = [(group.sites, group) for group in groups_in(pair)]
+    static = {site for sites, _ in shared for site in sites}
+    groups, fixed = [], [torch.tensor([0])]
+    for sites, group in [*shared, *(((site,), None) for site in values if site not in static)]:
+        own = tuple(values[site] for site in sites)
+        if group is None and pair.sites[sites[0]].params.scale is not None:
+            fixed.append(own[0].labels.flatten())
+        elif group is not None or own[0].labels.any():
+            groups.append(Group.of(tuple(pair.sites[site] for site in sites), group, own))
+    known = torch.cat([each.labels for each in groups] or [torch.tensor([0])])
+    return tuple(groups), tuple(
+        chain
+        for chain in channels.chains
+        if torch.isin(chain.labels, known).any() and not torch.isin(chain.labels, torch.cat(fixed)).any()
+    )
+
+
+def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:
+    sides = defaultdict(list)
+    for side in (side for chain in chains for side in chain.sides):
+        sides[side.op, side.argument].append(side)
+    constants = {each.slot: each for each in pair.program.constants}
+    for step in pair.program.steps:
+        for constant in (constants[slot] for slot in step.constants if step.site is None):
+            own = sides.get((step.name, constant.argument))
+            if own and constant.site is not None and pair.sites[constant.site].params.scale is not None:
+                yield Weight(step, constant, pair.sites[constant.site].params, tuple(own))
+
+
+def _measure(
+    pair: QuantizedPair, data: Folds, groups: Sequence[Group], weights: Sequence[Weight]
+) -> tuple[Mapping[int, Tensor], ...]:
+    """Fills in the sums of the groups; returns the squared gradients of weights by fold and number."""
+    places = {site.index: (group, place) for group in groups for place, site in enumerate(group.sites)}
+    by_step = {weight.step.index: (number, weight) for number, weight in enumerate(weights)}
+    products: tuple[dict[int, Tensor], ...] = ({}, {})
+
+    def add(fold: int, values: list[Any]) -> None:
+        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
+            if step.site in places and step.duplicate_of is None:
+                group, place = places[step.site]
+                [value] = float_tensors(env[step.reads[0]])
+                group.add(fold, place, value, gradients)
+            elif step.index in by_step:
+                number, weight = by_step[step.index]
+                found = weight.squared_gradients(pair.simulator, env, gradients)
+                known = products[fold].get(number)
+                products[fold][number] = found if known is None else known.add_(found)
+
+        visit_gradients(pair, values, visit)
+
+    parts = data.added_up(add, lambda: ([(group.ends, group.gains) for group in groups], products))
+    for number, group in enumerate(groups):
+        ends, gains = (torch.stack([own[number][which] for own, _ in parts]) for which in (0, 1))
+        group.ends.copy_(torch.stack([ends[:, 0].amin(0), ends[:, 1].amax(0)]))
+        group.gains.copy_(gains.sum(0))
+    return tuple(
+        {
+            number: torch.stack([own[fold][number] for _, own in parts if number in own[fold]]).sum(0)
+            for number in sorted({number for _, own in parts for number in own[fold]})
+        }
+        for fold in (0, 1)
+    )
