@@ -50,8 +50,9 @@ def two_readers(quantizer: str, *edits: Edit) -> pt2qa.QuantizedPair:
 
 def measured(pair: pt2qa.QuantizedPair, batches: tuple[Tensor, ...]) -> float:
     with torch.no_grad():
-        reference, quantized = ([graph(batch) for batch in batches] for graph in (pair.reference, pair.quantized))
-    return direct_sqnr(torch.cat(reference), torch.cat(quantized))
+        return direct_sqnr(
+            *(torch.cat([graph(each) for each in batches]) for graph in (pair.reference, pair.quantized))
+        )
 
 
 @QUANTIZERS
