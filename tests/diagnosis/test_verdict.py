@@ -36,7 +36,7 @@ def searched(now: Outcome, needed: float, *rows: CauseRow) -> Any:
 @pytest.mark.parametrize("needed", [-0.4, 0.0, 3.0])
 def test_a_target_of_any_sign_is_not_met(needed: float) -> None:
     found = Outcome(-0.5, (("output", 9.0),))
-    row = CauseRow(1, "precision", "a", "", "", "", 0.1, 0.1, 0.0, "few bits", "", "", -0.5, "simulated")
+    row = CauseRow(1, "precision", "a", "", "", "", 0.1, 0.1, 0.0, "few bits", (), "", -0.5, "simulated")
     verdict = verdict_of(searched(found, needed, row), found, interrupted=False)
     assert verdict.endswith(f"few bits (+0.1 score). The target, {needed:g}, is not met.")
 

@@ -31,6 +31,15 @@ WHOLE = (0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**63 - 1, -(2**63))
 REAL = (0.0, -0.0, 1.0, -1.0, 0.5, 5e-324, 1e19, 1e308, -1e308, math.inf, -math.inf, math.nan)
 TEXTS = ("", "x", "\x00", "a\nb", "\ud800", "</script>", "[]", "{}", "1", "output", "," * 200, "." * 3000, "/" * 50)
 SHAPES = ([], [0], [2**62, 2**62], [1] * 70)
+NAMES = (*TEXTS, [], *([text] for text in TEXTS), ["x"] * 3000)
+CELLS: dict[str, tuple[Any, ...]] = {
+    "int": WHOLE,
+    "float": REAL,
+    "bool": (),
+    "text": TEXTS,
+    "shape": SHAPES,
+    "names": NAMES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,7 @@ def damages(report: Report) -> Iterator[Damage]:
 
 
 def _of_cells(where: str, column: Column, rows: int) -> Iterator[Damage]:
-    values: tuple[Any, ...] = {"int": WHOLE, "float": REAL, "bool": (), "text": TEXTS, "shape": SHAPES}[column.type]
-    for value in values:
+    for value in CELLS[column.type]:
         fits = column.allows(value) if column.type in ("int", "float") else None
         if column.choices:
             fits = value in column.choices

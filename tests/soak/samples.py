@@ -17,7 +17,7 @@ from pt2qa.report import Report
 
 ROWS = 5
 
-_CELLS = {"int": 1, "float": 0.5, "bool": True, "text": "int8", "shape": (2, 3)}
+_CELLS = {"int": 1, "float": 0.5, "bool": True, "text": "int8", "shape": (2, 3), "names": ("a, b/relu", "c/relu")}
 
 
 def samples() -> dict[str, Report]:

@@ -296,7 +296,8 @@ def deployed() -> DeployedReport:
 
 def diagnosis() -> Diagnosis:
     """Two causes; both remedies are free."""
-    numbers = (9.0, 9.0, 0.0, "33 pairs are rounded in between", "b/linear, c/linear", "net.py:12", 15.8, "simulated")
+    others, why = ("b/linear", "c/linear"), "33 pairs are rounded in between"
+    numbers = (9.0, 9.0, 0.0, why, others, "net.py:12", 15.8, "simulated")
     first = CauseRow(1, "unfused-activation", "a/conv2d", "a", "check: 33 pairs", "pt2qa.fuse(<x>)", *numbers)
     second = replace(first, rank=2, cause="narrow-calibration", name=EVIL, gain=1.0, gain_in_sequence=0.5)
     figures = (FigureRow("now", 6.8, "output", 6.8, 3, 1.5), FigureRow("after", 16.3, "output", 16.3, 3, 11.0))
