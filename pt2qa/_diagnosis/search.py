@@ -146,9 +146,9 @@ class Search:
 
     def figures(self, after: Outcome | None) -> Iterator[Any]:
         judge = self.case.judge
+        yield _figure_row("now", self.case.now)
         if judge.metric is not None:
             yield FigureRow("float", judge.float_value, "", math.inf, -1, math.nan)
-        yield _figure_row("now", self.case.now)
         if after is not None:
             yield _figure_row("after", after)
         if not self.state.made_of_edits:

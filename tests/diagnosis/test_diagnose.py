@@ -176,6 +176,7 @@ def test_a_target_decides(net: nn.Module, data: Any) -> None:
     narrow = [batch * 0.3 for batch in data[0]]
     met = diagnosed(net, narrow, data[1], target=1.0)
     assert (met.met, met.rows) == (1, ())
+    assert "the target is 1; other data have " in met.verdict
     missed = diagnosed(net, data[0], data[1], target=200.0)
     assert missed.met == 0
     assert "reconfigure(pair, batches, target=200)" in missed.next_command
@@ -194,6 +195,9 @@ def test_a_metric_decides(net: nn.Module, data: Any) -> None:
     assert found.figures[0].value < 1.0
     assert found.rows[0].cause == "narrow-calibration"
     assert found.rows[0].quality == 1.0
+    assert found.target == "at least 0.99, 99 % of float"
+    assert found.story.startswith("float 1 top1 -> int8 ")
+    assert found.story.endswith(" -> with the remedy 1 top1")
     assert not math.isnan(found.sqnr)
 
 
