@@ -184,7 +184,7 @@ def test_show_writes_csv(run, report, tmp_path):
         (["analyse", "--help"], r"No such command 'analyse'\. Did you mean 'analyze'\? \(see pt2qa --help\)"),
         (["zzz"], r"No such command 'zzz'\. \(see pt2qa --help\)"),
         (["--frob"], r"No such option '--frob'\. \(see pt2qa --help\)"),
-        (["show", "--sortt", "x"], r"No such option '--sortt'\. Did you mean '--sort'\? \(see pt2qa show --help\)"),
+        (["show", "--limti", "x"], r"No such option '--limti'\. Did you mean '--limit'\? \(see pt2qa show --help\)"),
         (["analyze", "flow.py:flow"], r"Missing option '-o'\. \(see pt2qa analyze --help\)"),
     ],
 )  # fmt: skip

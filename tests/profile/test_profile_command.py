@@ -44,7 +44,7 @@ def test_a_side_of_the_quantized_pair_is_profiled_and_written(run: Any) -> None:
     assert (report.side, report.quantizer, report.histograms) == ("quantized", "xnnpack", {})
     assert report.text(sort="graph", width=120) in result.output
     shown = CliRunner().invoke(main, ["show", "q.safetensors", "--sort", "graph", "--width", "120"])
-    assert shown.output in result.output
+    assert shown.stdout in result.stdout
 
 
 def test_a_side_without_a_quantizer_is_refused(run: Any) -> None:
