@@ -107,8 +107,11 @@ def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
     differences = getattr(program, "differences", None)
     if differences is None:
         return []
-    found = differences(pair.quantized if pair.origin is None else pair.origin.graph)
-    told = [f"{name_of(node, pair.names) or node.name}: {what}" if node else what for node, what in found]
+    try:
+        found = differences(pair.quantized if pair.origin is None else pair.origin.graph)
+    except DeploymentError as error:
+        return [f"not compared with what the pair holds: {error}"]
+    told = [f"{name_of(node, pair.names) or node.name}: {what}" for node, what in found]
     if not told:
         return ["read, not run, it holds this pair's weights, biases, scales and limits"]
     return [f"read, not run, it holds something else than this pair, so it was not made from it: {few(told)}"]

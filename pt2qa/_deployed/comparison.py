@@ -215,7 +215,7 @@ class Comparison:
         known: dict[Node, Any] = dict(zip(self.pair.quantized.graph.find_nodes(op="placeholder"), values, strict=True))
         known |= {place[index]: value for index, value in seen.items() if self.sums[index].count}
         for index, deployed in seen.items():
-            if not self.causes.get(index) and self._row(self.observed[index]).is_suspect:
+            if index not in self.causes and self._row(self.observed[index]).is_suspect:
                 region = Region.of(self.pair.quantized, place[index], known, deployed, self._named)
                 self.causes[index] = cause_of(region)
 

@@ -32,8 +32,9 @@ class Ran:
 class DeployedProgram(Protocol):
     """A lowered model that is ready to run.
 
-    Optional: ``differences(graph) -> list[tuple[Node | None, str]]``: what a program that was made elsewhere holds
-    otherwise than a converted graph, by the op of the graph, None for the whole; read without running it.
+    Optional: ``differences(graph) -> list[tuple[Node, str]]``: what a program that was made elsewhere holds otherwise
+    than a converted graph, by the op of the graph, read without running it.  It raises DeploymentError if the two
+    cannot be compared.
     """
 
     @property

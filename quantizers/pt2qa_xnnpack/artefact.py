@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from pt2qa.errors import DeploymentError
 from pt2qa.plugins import op_type
 from pt2qa_xnnpack.internals import is_channel_dequantize, is_dequantize, is_quantize, rounding_of
 from pt2qa_xnnpack.plugin import PRODUCTS
@@ -188,13 +189,21 @@ def _added(inputs: Sequence[Value], weight: Value | None, bias: Value | None) ->
 # -- compared with a converted graph -----------------------------------------------------------------------------------
 
 
-def differences(data: bytes, graph: GraphModule) -> Iterator[tuple[Node | None, str]]:
-    """What a file holds otherwise than a converted graph: product by product, in order; None for the whole."""
-    found = [kernel for kernel in kernels_of(data) if kernel.weight is not None]
+def differences(data: bytes, graph: GraphModule) -> Iterator[tuple[Node, str]]:
+    """What a file holds otherwise than a converted graph: product by product, in order.
+
+    Raises:
+        DeploymentError: it cannot be read, or has more or fewer products.
+    """
+    try:
+        found = [kernel for kernel in kernels_of(data) if kernel.weight is not None]
+    except Exception as error:
+        raise DeploymentError(f"its delegates cannot be read: {type(error).__name__}: {error}") from error
     nodes = [node for node in graph.graph.nodes if op_type(node) in PRODUCTS]
     if len(found) != len(nodes):
-        yield None, f"{len(found)} convolutions and linears, and the pair {len(nodes)}"
-        return
+        raise DeploymentError(
+            f"its XNNPACK delegates have {len(found)} convolutions and linears, and the graph {len(nodes)}"
+        )
     for kernel, node in zip(found, nodes, strict=True):
         told = [each for each in (_of_weight(kernel, node, graph), _of_bias(kernel, node, graph)) if each]
         told += [*_of_scales(kernel, node), *_of_limits(kernel, node)]
@@ -217,7 +226,7 @@ def _of_weight(kernel: Kernel, node: Node, graph: GraphModule) -> str:
         return ""
     expected = expected.reshape(*expected.shape, *[1] * (held.dim() - expected.dim()))
     turned = [expected.permute(way) for way in itertools.permutations(range(expected.dim()))]
-    alike = [each.reshape(held.shape) for each in turned if each.numel() == held.numel()]
+    alike = [each for each in turned if each.shape == held.shape]
     if not alike or expected.dtype != held.dtype:
         return f"weight {kernel.weight}, here {str(expected.dtype).removeprefix('torch.')} {tuple(expected.shape)}"
     share = min(float((each != held).double().mean()) for each in alike)
@@ -235,10 +244,11 @@ def _of_bias(kernel: Kernel, node: Node, graph: GraphModule) -> str:
     expected = _constant(node.args[2] if len(node.args) > 2 else None, graph)
     if expected is None or kernel.bias is None or expected.shape != kernel.bias.shape:
         return "" if expected is None or kernel.bias is not None else "it has no bias"
-    wanted = expected.double()
-    step = 0.0 if kernel.weight is None or kernel.inputs[0].scale is None or kernel.weight.scale is None else 1.0
-    steps = step * (kernel.inputs[0].scale.double() * kernel.weight.scale.double()) if step else 0.0  # type: ignore[union-attr]
-    if bool(((kernel.bias - wanted).abs() <= 0.51 * torch.as_tensor(steps) + 1e-6 * wanted.abs()).all()):
+    wanted, weight, source = expected.double(), kernel.weight, kernel.inputs[0]
+    step = torch.zeros(())
+    if weight is not None and weight.scale is not None and source.scale is not None:
+        step = source.scale.double() * weight.scale.double()
+    if bool(((kernel.bias - wanted).abs() <= 0.51 * step + 1e-6 * wanted.abs()).all()):
         return ""
     factor = float((kernel.bias * wanted).sum() / (wanted**2).sum())
     same = torch.allclose(kernel.bias, factor * wanted, atol=float(kernel.bias.abs().max()) * 1e-2)

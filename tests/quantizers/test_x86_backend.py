@@ -278,18 +278,19 @@ def test_fused_kernels_exceed_the_range_that_reduce_range_gives() -> None:
     assert int(values["quantize_per_tensor_default"][0].max()) == 127
 
 
+class Heavy(nn.Module):
+    """Linears that sum inputs at the upper end; all weights of the first are the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32, bias=False), nn.Linear(32, 8)
+        nn.init.ones_(self.a.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(x)))
+
+
 def test_sums_of_two_products_saturate_without_vnni_and_only_there(apart: Lowered) -> None:
-    class Heavy(nn.Module):
-        """Linears that sum inputs at the upper end; all weights of the first are the largest."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(32, 32, bias=False), nn.Linear(32, 8)
-            nn.init.ones_(self.a.weight)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(F.relu(self.a(x)))
-
     x = torch.rand(64, 32, generator=torch.Generator().manual_seed(0))
     worst = {}
     for isa in ("native", "avx2"):
@@ -305,6 +306,15 @@ def test_sums_of_two_products_saturate_without_vnni_and_only_there(apart: Lowere
     assert max(worst["avx2"].values()) <= 1
     if torch.cpu.get_capabilities()["avx512_vnni"]:
         assert max(worst["native"].values()) <= 1
+
+
+def test_the_cause_of_such_a_difference_is_found_by_experiment() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(64, 32)
+    pair = pt2qa.quantize(pt2qa.capture(Heavy().eval(), x), X86(), [x], progress=False)
+    report = pt2qa.compare_deployed(pair, [x], backend="x86:isa=avx2", progress=False)
+    assert report.suspects[0].name == "relu"
+    assert report.suspects[0].cause == "sums of two of its products saturate at 16 bits"
 
 
 # -- a process of its own ----------------------------------------------------------------------------------------------
