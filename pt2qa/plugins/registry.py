@@ -105,9 +105,9 @@ def edit_before_convert(plugin: object) -> Callable[[GraphModule], list[tuple[No
 
 def _knowing(plugin: object, ability: str) -> Any:
     """A plug-in, or for a quantizer object the one that knows its class; None if it has no such ability."""
-    if isinstance(plugin, GenericPlugin):
+    if getattr(plugin, ability, None) is None and isinstance(plugin, GenericPlugin):
         plugin = _plugin_of_backend(plugin.quantizer)
-    return plugin if hasattr(plugin, ability) else None
+    return None if getattr(plugin, ability, None) is None else plugin
 
 
 def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
