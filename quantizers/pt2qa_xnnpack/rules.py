@@ -261,6 +261,10 @@ def find_shared_bias(context: Any) -> Iterator[Found]:
     for node in context.pair.quantized.graph.nodes:
         bias, name = bias_read_by(node), context.name_of(node)
         source = rounding_of(_input(node)) if bias is not None else None
+        if bias in first and not is_dequantize(_input(node)):
+            yield Found(
+                name, f"it is in float, and {first[bias][0]} holds its bias as integers: the program does not load"
+            )
         if bias is None or source is None or name not in products:
             continue
         own = source.scale * products[name].scales.double().flatten()
@@ -278,7 +282,8 @@ SHARED_BIAS = Rule(
     title="products that share a bias and have other scales",
     why="ExecuTorch writes a bias into a delegate once, as integers with the input's and weight's scale of the first "
     "product that reads it, and all others of the delegate add these integers with their own scales. A linear called "
-    "on x and on 0.1 * x falls from 45.7 dB to 1.2 dB at the second call.",
+    "on x and on 0.1 * x falls from 45.7 dB to 1.2 dB at the second call. Where the other one is in float, as the "
+    "second call of a convolution is with ExecuTorch's quantizer, loading fails: Failed to load method forward.",
     fix="give each call a bias of its own: pt2qa_xnnpack.for_xnnpack(graph) edits a prepared or converted graph so; "
     "pt2qa.quantize does it, and so does the code that it prints",
     needs=("pair",),

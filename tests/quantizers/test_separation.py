@@ -115,6 +115,39 @@ def test_a_plain_flow_gives_a_wrong_program_and_a_right_one_once_edited(shared: 
     assert for_xnnpack(graph) == []
 
 
+class ConvTwice(nn.Module):
+    """ExecuTorch's quantizer annotates a convolution at its first call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        quantized = self.conv(x)
+        return self.conv(0.1 * x), quantized
+
+
+def test_a_bias_of_a_call_in_float_too_does_not_load_and_does_once_edited() -> None:
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    x, model = torch.randn(2, 3, 8, 8), seeded(ConvTwice)
+    prepared = prepare_pt2e(
+        torch.export.export(model, (x,)).module(),
+        XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True)),
+    )
+    prepared(x)
+    graph = convert_pt2e(prepared)
+    (finding,) = rows_of("xnnpack-shared-bias", pt2qa.pair(torch.export.export(model, (x,)), graph))
+    assert finding.why == "it is in float, and conv/conv2d holds its bias as integers: the program does not load"
+    with pytest.raises(RuntimeError, match="Failed to load method forward"):
+        XNNPACKDevice(graph, x)
+    assert len(for_xnnpack(graph)) == 1
+    assert direct_sqnr(first(model(x)), XNNPACKDevice(graph, x)(x)) > 40
+
+
 @pytest.mark.parametrize("case", [*STACKED, *HARMLESS])
 def test_activations_are_overwritten_where_executorch_alone_gives_another_result(case: str) -> None:
     graph = torch.export.export(seeded(lambda: Calls((STACKED | HARMLESS)[case])), (X,)).module()
