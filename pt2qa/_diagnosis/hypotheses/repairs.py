@@ -73,8 +73,8 @@ ENOUGH = 16
 def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     """What :func:`pt2qa.repair` gives at least, for free: its ranges, fitted to a few calibration batches.
 
-    Evaluation batches that are among these are judged with what was fitted to others.  None where it has nothing to
-    fit, or nothing to change.
+    Evaluation batches that are among these are judged with what was fitted to others.  No less than ``quality``, which
+    is without it; None where it has nothing to fit, or nothing to change.
     """
     data, _ = calibration_of(case, state)
     if data is None:
@@ -108,7 +108,7 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
         best = found if best is None or found.rank > best.rank else best
         if best.rank > quality.rank:
             break
-    return best
+    return best if best is None or best.rank >= quality.rank else quality
 
 
 @dataclass(frozen=True)
