@@ -77,7 +77,7 @@ class Search:
         self._repair()
         self._take(list(calibration.bad_sample(case, self.state, self.quality)))
         if self._can_be_better():
-            self.free = repairs.bound(case, self.state)
+            self.free = repairs.bound(case, self.state, self.quality)
             self._take(costly)
             if "fitted" in case.instead:
                 self._take(list(configuration.observers(case)))

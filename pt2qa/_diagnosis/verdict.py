@@ -88,7 +88,8 @@ def _from_repair(search: Search) -> str:
     if gain is None or math.isnan(gain.value):
         return ""
     if not search.repair_helps:
-        return f" Ranges as pt2qa.repair fits them change it by {signed(gain.value)} dB."
+        more = f"{signed(gain.value)} dB more" if gain.value > 0 else "nothing more"
+        return f" Ranges as pt2qa.repair fits them give {more}."
     return f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on other data)."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,8 @@ def test_says_the_decibels_first_then_mechanisms_then_places(tmp_path: Path) -> 
     lines = str(report).splitlines()
     assert lines[0].startswith(f"Output SQNR {report.sqnr:.1f} dB; error budget of Sequential · xnnpack")
     assert report.lines()[0].startswith("30.08 % of the values of input, which are -9.993 to 10.23, lie outside the ")
-    (mechanisms,) = (line for line in report.lines() if line.startswith("Of the noise: activation clamping"))
-    assert "interactions" in mechanisms
+    (line,) = (line for line in report.lines() if line.startswith("Of what sites cause alone: activation clamping"))
+    assert "errors of several sites mostly cancel" in line
     worst = max(report.rows, key=lambda row: row.noise)
     table = next(number for number, line in enumerate(lines) if line.startswith("---"))
     assert lines[table + 1].split()[:3] == [worst.name, worst.op, "activation"]
@@ -216,6 +217,22 @@ def test_says_the_decibels_first_then_mechanisms_then_places(tmp_path: Path) -> 
     assert modules["series"] == mechanisms["series"]
     assert len(report.csv(extended=True).splitlines()) == len(report.rows) + 1
     pt2qa.write_html(report, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        (10.0, "bias 25 %, errors of several sites mostly cancel, to 25 % of that"),
+        (38.0, "bias 25 %, interactions -5 % of the whole"),
+        (80.0, "bias 25 %, interactions 50 % of the whole"),
+        (100.0, "bias 25 %, errors of several sites add up, to 2.5 times that"),
+    ],
+)
+def test_shares_are_of_what_adds_up_and_large_interactions_are_words(whole: float, said: str) -> None:
+    report = pt2qa.error_budget(pair_of(linear, "xnnpack"), BATCHES[linear], progress=False)
+    first = report.rows[0]
+    rows = (replace(first, mechanism="weight rounding", noise=30.0), replace(first, mechanism="bias", noise=10.0))
+    assert f"weight rounding 75 %, {said}" in replace(report, rows=rows, noise=whole).in_short()
 
 
 def test_a_site_that_alone_gives_no_number_is_named_and_the_rest_adds_up() -> None:

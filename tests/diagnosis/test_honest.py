@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -148,3 +149,19 @@ def test_a_row_whose_remedy_cannot_be_applied_has_no_gain() -> None:
     assert row.cause == "capture-changed"
     assert row.gain != row.gain
     assert "not measured" in str(found)
+
+
+def test_weights_that_are_all_others_are_one_row_whose_remedy_was_played() -> None:
+    model, other = linears(16, 32, 32, 8), linears(16, 32, 32, 8)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    pair, stranger = (quantized(each, "xnnpack", samples(0)) for each in (model, other))
+    graph = copy.deepcopy(pair.quantized)
+    graph.load_state_dict(stranger.quantized.state_dict())
+    found = diagnosed(pt2qa.pair(pair.reference, graph), samples(1), samples(2))
+    changed = [row for row in found.rows if row.cause == "prepare-changed"]
+    assert len(changed) == 1
+    assert changed == [found.rows[0]]
+    assert "another checkpoint" in changed[0].remedy
+    assert changed[0].gain > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,15 @@ def test_planting_leaves_the_untouched_model_as_it_is() -> None:
 
 
 def test_outcomes_are_kept_and_added_up(tmp_path: Path) -> None:
-    path = tmp_path / "outcomes.csv"
-    right = Outcome("offset", "a", "x86", 30.0, 10.0, "precision", "fc", 1, True, True, 0.9, 18.0, 1.0, "said, so")
-    wrong = Outcome("offset", "b", "x86", 30.0, 28.0, "observer", "fc", 1, False, True, float("nan"), 1.0, 1.0, "")
-    alarm = Outcome("", "b", "x86", 30.0, 30.0, "observer", "fc", 1, False, False, float("nan"), 2.0, 1.0, "")
+    path, ends, none = tmp_path / "outcomes.csv", (1.0, 20.0, 17.0), (nan, nan, nan)
+    right = Outcome(
+        "offset", "a", "x86", 30.0, 10.0, "precision", "fc", 1, True, True, 0.9, 18.0, *ends, True, 1.0, "so"
+    )
+    wrong = Outcome("offset", "b", "x86", 30.0, 28.0, "observer", "fc", 1, False, True, nan, 1.0, *ends, True, 1.0, "")
+    alarm = Outcome("", "b", "x86", 30.0, 30.0, "observer", "fc", 1, False, False, nan, 2.0, *none, False, 1.0, "")
     for each in (right, wrong, alarm):
         append(path, each)
     found = score(read(path), FAULTS)
-    assert (found.diagnosed, found.right, found.brought_back) == (2, 0.5, 0.9)
+    assert (found.diagnosed, found.right, found.brought_back, found.mean_back) == (2, 0.5, 0.9, 0.9)
+    assert (found.within, found.intervals) == (1.0, 2)
     assert (found.untouched, found.false_alarms, found.unplanted) == (1, 1, ("offset b x86",))

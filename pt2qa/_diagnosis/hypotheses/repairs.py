@@ -70,11 +70,11 @@ ENOUGH = 16
 """Calibration samples that show what a repair gives."""
 
 
-def bound(case: Case, state: Treatment) -> Outcome | None:
+def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     """What :func:`pt2qa.repair` gives at least, for free: its ranges, fitted to a few calibration batches.
 
-    Evaluation batches that are among these are judged with what was fitted to others.  None where it has nothing to
-    fit, or nothing to change.
+    Evaluation batches that are among these are judged with what was fitted to others.  No less than ``quality``, which
+    is without it; None where it has nothing to fit, or nothing to change.
     """
     data, _ = calibration_of(case, state)
     if data is None:
@@ -105,10 +105,10 @@ def bound(case: Case, state: Treatment) -> Outcome | None:
             for site in sites
         )
         found = judge.outcome(state.then(Treatment(played=played)))
-        if best is not None and not found.rank > best.rank:
+        best = found if best is None or found.rank > best.rank else best
+        if best.rank > quality.rank:
             break
-        best = found
-    return best
+    return best if best is None or best.rank >= quality.rank else quality
 
 
 @dataclass(frozen=True)
