@@ -6,7 +6,7 @@ s a factor for each channel, what writes them is divided by s, and the weights t
 the model together are those that cost the output least, to first order, and as if the errors of elements were
 independent and uniform within their steps::
 
-    sum(g**2 * min((s * step)**2 / 12, x**2)) + sum(G**2 * min((s * step)**2 / 12, weight**2))
+    sum(g**2 * min((s * step)**2 / 12, x**2)) + sum(G**2 * (s * step)**2 / 12)
 
 with g and G the gradients of random projections of the output, each output divided by its root mean square, at the
 activations and at the weights, and s what divides them.  The descent begins at the best of::
@@ -52,7 +52,7 @@ from pt2qa.overrides.plan import Edit, in_base64
 ALPHAS = ((0.0, False), (0.5, False), (1.0, False), (0.5, True), (0.7, True))
 """Where the descent may begin: alpha, and whether weights count."""
 
-STEPS, RATE = 60, 0.2
+STEPS, RATE = 50, 0.25
 """How long the descent is, and how far it goes at most at first, in powers of two."""
 
 NORM = 6.0
@@ -79,11 +79,11 @@ class Weight:
         value: Tensor = self.constant.reference.detach()
         return value
 
-    def factors(self, table: Tensor) -> Tensor:
-        found = torch.ones_like(self.value)
+    def scaled(self, value: Tensor, table: Tensor, sign: float = 1.0) -> Tensor:
+        """The weight, or what has its first two axes, times its factors, or divided by them."""
         for side in self.sides:
-            found = scaled(found, table.to(found)[side.labels] ** side.power, side.axis)
-        return found
+            value = scaled(value, table.to(value)[side.labels] ** (sign * side.power), side.axis)
+        return value
 
     def largest(self, value: Tensor) -> Tensor:
         """Of what shares a scale, with the axes of the weight."""
@@ -91,23 +91,22 @@ class Weight:
         return value.abs().amax(others, keepdim=True) if others else value.abs()
 
     def squared_gradients(self, simulator: Simulator, env: Any, gradients: Sequence[Tensor]) -> Tensor:
-        """The sum of the squares of its own, for gradients of the op's output."""
+        """The sums of the squares of its own for gradients of the op's output, of each pair of channels."""
         weight = self.value.requires_grad_()
         own = {slot: env[slot] for slot in (*self.step.reads, *self.step.constants)} | {self.constant.slot: weight}
         with torch.enable_grad():
             output = simulator.call(self.step, own, False)
         found = [torch.autograd.grad(output, weight, each, retain_graph=True)[0].square() for each in gradients]
-        return torch.stack(found).sum(0)
+        return _within(torch.Tensor.sum, torch.stack(found).sum(0))
 
-    def cost(self, table: Tensor, squares: Tensor) -> Tensor:
-        """Of rounding it in units of its factors, with the squared gradients."""
-        factors, levels = self.factors(table), self.params.quant_max - self.params.quant_min
-        steps = 2 * self.largest(self.value * factors) / levels / factors
-        return (torch.minimum(steps.square() / 12, self.value.square()) * squares).sum()
+    def cost(self, peaks: Tensor, table: Tensor, squares: Tensor) -> Tensor:
+        """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels."""
+        steps = self.largest(self.scaled(peaks, table)) * 2 / (self.params.quant_max - self.params.quant_min)
+        return (self.scaled(steps.expand_as(peaks), table, -1.0).square() * squares).sum() / 12
 
     def rounding(self, table: Tensor) -> Rounding:
         """How it is rounded in other units; its scale follows its largest values."""
-        factors = self.factors(table)
+        factors = self.scaled(torch.ones_like(self.value), table)
         growth = (self.largest(self.value * factors) / self.largest(self.value).clamp(min=1e-30)).flatten()
         scale: Any = self.params.scale
         scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
@@ -157,18 +156,6 @@ class Group:
             kept = (getattr(kept, how)(axes, keepdim=True) if axes else kept).double().cpu().flatten()
             sums.scatter_reduce_(0, index, kept, how)
 
-    def cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
-        divisors = self.divisors(table)
-        params = self.sites[0].params if self.group is None else self.group.params
-        step = self._width(self.ends / divisors) / (params.quant_max - params.quant_min)
-        rounded, lost = self.gains[list(folds)].sum(0)
-        return torch.minimum((step * divisors).square() / 12 * rounded, lost).sum()
-
-    def _width(self, ends: Tensor) -> Tensor:
-        low, high = (each.abs().pow(NORM).sum().clamp(min=1e-300) ** (1 / NORM) for each in ends)
-        symmetric = self.group is not None and self.group.symmetric
-        return 2 * torch.maximum(low, high) if symmetric else high + low
-
     def roundings(self, pair: QuantizedPair, table: Tensor, minmax: bool) -> Iterator[tuple[int, Rounding]]:
         """How each site rounds in units of its factors, over all values, or as much of these as its range has now."""
         before, after = (
@@ -179,6 +166,47 @@ class Group:
             if self.group is not None:
                 own = rounding(moved(self.group, ends_of(self.group.params) if minmax else before, after))
             yield site.index, in_units(own, functools.partial(_inverse, each, table))
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """All labels at all sites of all groups, one after the other, to compute what these cost at once."""
+
+    labels: Tensor
+    degrees: Tensor
+    groups: Tensor
+    ends: Tensor
+    gains: Tensor
+    levels: Tensor
+    symmetric: Tensor
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Activations:
+        sizes = [each.ends[0].numel() for each in groups]
+        params = [each.sites[0].params for each in groups]
+        return cls(
+            torch.cat([each.labels.repeat(len(each.sites)) for each in groups]),
+            torch.cat(
+                [
+                    torch.tensor([value.degree for value in each.values])[:, None].expand_as(each.ends[0]).flatten()
+                    for each in groups
+                ]
+            ),
+            torch.arange(len(groups)).repeat_interleave(torch.tensor(sizes)),
+            torch.cat([each.ends.flatten(1) for each in groups], 1),
+            torch.cat([each.gains.flatten(2) for each in groups], 2),
+            torch.tensor([each.quant_max - each.quant_min for each in params]),
+            torch.tensor([each.group is not None and each.group.symmetric for each in groups]),
+        )
+
+    def cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
+        divisors = table[self.labels] ** self.degrees
+        powers = (self.ends / divisors).abs() ** NORM
+        sums = torch.zeros(2, len(self.levels), dtype=powers.dtype).index_add(1, self.groups, powers)
+        low, high = sums.clamp(min=1e-200) ** (1 / NORM)
+        steps = torch.where(self.symmetric, 2 * torch.maximum(low, high), low + high) / self.levels
+        rounded, lost = self.gains[list(folds)].sum(0)
+        return torch.minimum((steps[self.groups] * divisors).square() / 12 * rounded, lost).sum()
 
 
 def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
@@ -247,6 +275,8 @@ class Equalization:
     groups: tuple[Group, ...]
     weights: tuple[Weight, ...]
     products: tuple[Mapping[int, Tensor], ...]
+    activations: Activations
+    peaks: tuple[Tensor, ...]
     count: int
     observers: tuple[Edit, ...]
 
@@ -262,7 +292,9 @@ class Equalization:
         weights = tuple(_weights_in(pair, chains))
         products = _measure(pair, data, groups, weights)
         assert pair.recipe is not None, "what is repaired is quantized again"
-        return cls(chains, groups, weights, products, channels.count, observing(pair.recipe.annotations, "minmax"))
+        peaks = tuple(_within(torch.Tensor.amax, weight.value.abs()) for weight in weights)
+        observers = observing(pair.recipe.annotations, "minmax")
+        return cls(chains, groups, weights, products, Activations.of(groups), peaks, channels.count, observers)
 
     def fit(self, folds: Collection[int]) -> FittedScales:
         ones = torch.ones(self.count, dtype=torch.float64)
@@ -288,10 +320,11 @@ class Equalization:
         return FittedScales(self, table, True, tuple(FittedScales(self, *each) for each in others))
 
     def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
-        costs = [group.cost(table, folds) for group in self.groups]
-        for number, weight in enumerate(self.weights):
+        costs = [self.activations.cost(table, folds)]
+        for number, (weight, peaks) in enumerate(zip(self.weights, self.peaks, strict=True)):
             squares = [self.products[fold][number] for fold in folds if number in self.products[fold]]
-            costs += [weight.cost(table, torch.stack(squares).sum(0)).double().cpu()] if squares else []
+            if squares:
+                costs.append(weight.cost(peaks, table, torch.stack(squares).sum(0)).double().cpu())
         return torch.stack(costs).sum()
 
     def _start(self, how: tuple[float, bool]) -> Tensor:
@@ -304,9 +337,9 @@ class Equalization:
                 found = group.ends[:, place, own].abs().amax(0) ** (1 / each.degree)
                 labels = group.labels[own]
                 sizes[labels] = torch.maximum(sizes[labels], found / found.max().clamp(min=1e-30))
-        for weight in self.weights:
+        for weight, peaks in zip(self.weights, self.peaks, strict=True):
             for side in (side for side in weight.sides if side.power > 0):
-                found = _by_channel(weight.value, len(side.labels), side.axis)
+                found = _by_channel(peaks, len(side.labels), side.axis)
                 readers.scatter_reduce_(0, side.labels, found / found.max().clamp(min=1e-30), "amax")
         table = torch.ones(self.count, dtype=torch.float64)
         for chain in self.chains:
@@ -317,6 +350,12 @@ class Equalization:
                 exponents = torch.where(known, exponents - exponents[known].median(), 0.0).clamp(-LARGEST, LARGEST)
                 table[chain.labels] = exponents.exp2()
         return table
+
+
+def _within(how: Callable[..., Tensor], weight: Tensor) -> Tensor:
+    """What all positions of a kernel come to, which share channels."""
+    positions = list(range(2, weight.dim()))
+    return how(weight, positions, keepdim=True) if positions else weight
 
 
 def _by_channel(weight: Tensor, channels: int, axis: int) -> Tensor:

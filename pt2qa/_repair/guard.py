@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pt2qa._metrics import ErrorSums
+from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.gradients import GradientRun, Gradients
 from pt2qa._sensitivity.outputs import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
@@ -25,7 +27,10 @@ from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 
 LEAST_GAIN = 0.1
-"""dB that a repair must gain on both folds together; on neither may it lose."""
+"""dB that a repair must gain on both folds together, and not by chance."""
+
+DRAWS, TAIL = 200, 0.05
+"""Bootstrap samples of the samples, and the share of these in which a repair may lose."""
 
 
 class Fit(Protocol):
@@ -98,11 +103,11 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again
         *([each.simulator(pair) or again(each.edits).simulator for each in both] for both in zip(*folds, strict=True)),
     ]
     tried = list(zip((fit, *fit.weaker), _gains(pair, data, simulators), strict=True))
-    helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] >= 0]
+    helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] > 0]
     if not helpful:
         gain, least = max(found for _, found in tried)
-        half = f", {least:+.2g} dB on one of the halves"
-        also = half if gain >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
+        chance = f", which may be chance: {least:+.2g} dB or more with other samples"
+        also = chance if gain >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
         return Guarded(None, gain, f"{gain:+.2g} dB on held-out calibration data{also}")
     best, (gain, _) = helpful[0]
     for weaker, (own, _) in helpful[1:]:
@@ -146,48 +151,42 @@ def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor
 
 
 def _gains(pair: QuantizedPair, data: Folds, simulators: Sequence[Sequence[Simulator]]) -> list[tuple[float, float]]:
-    """The gain of the worst output on both folds together, and the smaller of those on each, in dB.
+    """The gain of the worst output over all samples, in dB, and the lower end of its interval.
 
     Each of ``simulators`` is a pair, for the first fold of the data and for the second; the first two are the baseline.
     """
-    own: dict[tuple[int, int], list[ErrorSums]] = {}
+    own: list[list[Tensor]] = [[] for _ in simulators]
     for fold, values, counted, returned in data.with_outputs():
         reference = _outputs(pair, returned, counted)
-        for number, by_fold in enumerate(simulators):
+        for found, by_fold in zip(own, simulators, strict=True):
             outputs = _outputs(pair, by_fold[fold].run(values, on=True), counted)
-            found = [_error(ref, quant) for ref, quant in zip(reference, outputs, strict=True)]
-            known = own.get((fold, number))
-            own[fold, number] = found if known is None else _merged(known, found)
-    parts = everywhere(own)
-    every = []
-    for number in range(1, len(simulators)):
-        gains = []
-        for folds in ((0, 1), (0,), (1,)):
-            before, after = (
-                _worst([part[fold, which] for part in parts for fold in folds if (fold, which) in part])
-                for which in (0, number)
-            )
-            gains.append(after - before if after != before else 0.0)
-        every.append((gains[0], min(gains[1:])))
-    return every
+            found.append(_by_sample(reference, outputs, count_samples(values)))
+    every = everywhere(own)
+    before, *others = (torch.cat([rows for part in every for rows in part[number]]) for number in range(len(own)))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(before), (DRAWS, len(before)), generator=generator)
+    times = torch.cat([torch.ones(1, len(before)), F.one_hot(drawn, len(before)).sum(1)]).double()
+    gains = [(_worst(times, after) - _worst(times, before)).tolist() for after in others]
+    return [(gain, sorted(again)[int(TAIL * DRAWS)]) for gain, *again in gains]
 
 
 def _outputs(pair: QuantizedPair, returned: Any, counted: Counted | None) -> list[Tensor]:
     return float_leaves(finished(pair, returned, None) if counted is None else counted.outputs(returned))
 
 
-def _error(reference: Tensor, quantized: Tensor) -> ErrorSums:
-    """The error of an output; no number where rounding changes its shape."""
-    same = reference.shape == quantized.shape
-    return ErrorSums().update(reference, quantized) if same else ErrorSums(count=1, nonfinite=1)
+def _by_sample(reference: Sequence[Tensor], quantized: Sequence[Tensor], samples: int) -> Tensor:
+    """Signal and noise: float64 of shape (samples, outputs, 2); one row if an output has no axis of samples."""
+    rows = samples if all(each.dim() and each.shape[0] == samples for each in reference) else 1
+    sums = []
+    for ref, quant in zip(reference, quantized, strict=True):
+        signal = float64(ref)
+        noise = float64(quant) - signal if ref.shape == quant.shape else torch.full_like(signal, math.nan)
+        sums += [each.square().reshape(rows, -1).sum(1).cpu() for each in (signal, noise)]
+    return torch.stack(sums, 1).reshape(rows, -1, 2)
 
 
-def _merged(one: Sequence[ErrorSums], other: Sequence[ErrorSums]) -> list[ErrorSums]:
-    return [left.merge(right) for left, right in zip(one, other, strict=True)]
-
-
-def _worst(found: Sequence[Sequence[ErrorSums]]) -> float:
-    together, *others = found
-    for each in others:
-        together = _merged(together, each)
-    return min(sums.sqnr for sums in together)
+def _worst(times: Tensor, sums: Tensor) -> Tensor:
+    """The SQNR of the worst output that is not all zeros, with each sample so many times."""
+    signal, noise = torch.tensordot(times, sums, 1).unbind(2)
+    ratios = 10 * (signal / noise.clamp(min=1e-300)).log10()
+    return torch.where(signal == 0, math.inf, ratios).amin(1)
