@@ -261,7 +261,7 @@ def find_shared_bias(context: Any) -> Iterator[Found]:
     for node in context.pair.quantized.graph.nodes:
         bias, name = bias_read_by(node), context.name_of(node)
         source = rounding_of(_input(node)) if bias is not None else None
-        if bias in first and not is_dequantize(_input(node)):
+        if bias in first and name not in products:
             yield Found(
                 name, f"it is in float, and {first[bias][0]} holds its bias as integers: the program does not load"
             )

@@ -66,7 +66,7 @@ def test_inspect_prints_what_a_program_holds_and_needs_no_flow(first: tuple[Path
     assert "Conv2d: qint8 (4, 8, 8, 3), scale " in result.stdout
     (tmp_path / "model.onnx").write_bytes(b"x")
     result = run("deploy", "--inspect", tmp_path / "model.onnx")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no installed backend reads such a file. Expected .pte" in " ".join(result.stderr.split())
 
 
