@@ -31,6 +31,9 @@ ALIKE: Final = 0.9
 _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by channel": "ranges fitted by channel"}
 """Their names in the table of figures."""
 
+HALF: Final = 0.5
+"""The share of the noise that is left at most where ranges are at fault."""
+
 HIDDEN: Final = 3e-4
 """Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
 
@@ -72,6 +75,9 @@ class Search:
         self._bound()
         own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
         found = [*always, *(each for find in own for each in find(case)), *self._ranges()]
+        observers = list(configuration.observers(case)) if "fitted" in case.instead else []
+        if self._ranges_at_fault():
+            found, observers = [*found, *observers], []
         costly = [each for each in found if _takes_out(each)]
         self._take([each for each in found if each not in costly])
         self._repair()
@@ -79,10 +85,15 @@ class Search:
         if self._can_be_better():
             self.free = repairs.bound(case, self.state, self.quality)
             self._take(costly)
-            if "fitted" in case.instead:
-                self._take(list(configuration.observers(case)))
         if self._can_be_better():
             self._take(list(precision.needed(self._treated())))
+        if self._can_be_better():
+            self._take(observers)
+
+    def _ranges_at_fault(self) -> bool:
+        """Whether ranges that fit the data halve the noise; if not, another observer helps little, and comes last."""
+        fits, now = self.bounds.get("fitted"), self.case.now.worst[1]
+        return fits is not None and error(fits.worst[1]) ** 2 <= HALF * error(now) ** 2
 
     @property
     def from_repair(self) -> Gain | None:

@@ -153,7 +153,7 @@ def bad_sample(case: Case, state: Treatment, now: Outcome) -> Iterator[Hypothesi
         f"{now.samples} samples, has {decibel(now.worst_sample_sqnr)} dB, and calibrates the model",
         remedy="calibrate without its batch, and check that it was preprocessed like the others: "
         "pt2qa.find_bad_cases(pair, batches) keeps its inputs",
-        treatment=Treatment(data=Data("calibration without this batch", _Left(own.batches, left), own.inputs_of)),
+        treatment=Treatment(data=Data("calibration without this batch", Chosen(own.batches, left), own.inputs_of)),
         unseen=now.worst_sample,
     )
 
@@ -203,7 +203,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 treatment=Treatment(
                     data=Data(
                         f"[batch for number, batch in enumerate(calibration) if number != {batch}]",
-                        _Left(own.batches, [number != batch - first for number in range(len(filled))]),
+                        Chosen(own.batches, [number != batch - first for number in range(len(filled))]),
                         own.inputs_of,
                     )
                 ),
@@ -211,7 +211,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         )
 
 
-class _Left:
+class Chosen:
     """An iterable with some of its items; it starts over as often as the whole does."""
 
     def __init__(self, batches: Iterable[Any], left: Sequence[bool]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._diagnosis.hypotheses.calibration import Chosen
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
+from pt2qa._ranks import batches_before, everywhere
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._repair.ranges import Ranges
 from pt2qa._report.prose import counted
-from pt2qa._simulator.batches import count_samples, plain_batch
+from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
 from pt2qa._trials.outcome import Outcome
@@ -81,7 +82,7 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
         return None
     judge = case.judge
     pair = judge.pair_with(state)
-    folds = Folds.of(pair, replace(data, batches=_First(pair, data)))
+    folds = Folds.of(pair, replace(data, batches=_first(pair, data)))
     shared = {digest: judge.folds[digest] for digest in folds.fold_of if digest in judge.folds}
     folds = replace(folds, fold_of={**folds.fold_of, **shared})
     try:
@@ -111,21 +112,13 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     return best if best is None or best.rank >= quality.rank else quality
 
 
-@dataclass(frozen=True)
-class _First:
-    """The first batches that have enough samples, but two at least."""
-
-    pair: QuantizedPair
-    data: Data
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = 0
-        for number, item in enumerate(self.data.batches):
-            if number > 1 and samples >= ENOUGH:
-                return
-            batch = plain_batch(item) if self.data.inputs_of is None else self.data.inputs_of(item)
-            samples += count_samples(self.pair.values(batch))
-            yield item
+def _first(pair: QuantizedPair, data: Data) -> Chosen:
+    """The first batches of all ranks that have enough samples together, but two at least."""
+    own = [count_samples(pair.values(batch)) for batch in data]
+    counts = [count for found in everywhere(own) for count in found]
+    stop = next((n for n in range(2, len(counts)) if sum(counts[:n]) >= ENOUGH), len(counts))
+    before = batches_before(lambda: len(own))
+    return Chosen(data.batches, [before + number < stop for number in range(len(own))])
 
 
 def _noisiest(case: Case, ops: Sequence[str]) -> tuple[str, ...]:
