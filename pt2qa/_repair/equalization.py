@@ -153,7 +153,7 @@ class Group:
             (self.gains[fold, 0, place], "sum", squares),
             (self.gains[fold, 1, place], "sum", squares * value.square()),
         ):
-            kept = (getattr(kept, how)(axes, keepdim=True) if axes else kept).double().cpu().flatten()
+            kept = (getattr(kept, how)(axes, keepdim=True) if axes else kept).cpu().double().flatten()
             sums.scatter_reduce_(0, index, kept, how)
 
     def roundings(self, pair: QuantizedPair, table: Tensor, minmax: bool) -> Iterator[tuple[int, Rounding]]:
@@ -315,16 +315,22 @@ class Equalization:
                 exponents.grad *= mask
                 optimizer.step()
                 schedule.step()
-        table = best.float().double() if least < float(self._cost(ones, folds)) * (1 - LEAST) else ones
-        others = ((table, False), (table.sqrt().float().double(), True), (ones, True))
-        return FittedScales(self, table, True, tuple(FittedScales(self, *each) for each in others))
+        table = best if least < float(self._cost(ones, folds)) * (1 - LEAST) else ones
+        minmax = bool(self.observers)
+        found, half, same = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt(), ones))
+        return replace(found, weaker=(replace(found, minmax=False), half, same))
+
+    def _stored(self, table: Tensor) -> Tensor:
+        """Factors as an edit has them; powers of two where weights are too coarse for others."""
+        exact = all(weight.value.dtype == torch.float32 for weight in self.weights)
+        return table.float().double() if exact else table.log2().round().exp2()
 
     def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
         costs = [self.activations.cost(table, folds)]
         for number, (weight, peaks) in enumerate(zip(self.weights, self.peaks, strict=True)):
             squares = [self.products[fold][number] for fold in folds if number in self.products[fold]]
             if squares:
-                costs.append(weight.cost(peaks, table, torch.stack(squares).sum(0)).double().cpu())
+                costs.append(weight.cost(peaks, table, torch.stack(squares).sum(0)).cpu().double())
         return torch.stack(costs).sum()
 
     def _start(self, how: tuple[float, bool]) -> Tensor:
@@ -362,7 +368,7 @@ def _by_channel(weight: Tensor, channels: int, axis: int) -> Tensor:
     """The largest absolute value of each channel along an axis, as :func:`scaled` counts them: float64."""
     if axis:
         weight = weight.reshape(channels // weight.shape[1], -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
-    return weight.reshape(channels, -1).abs().amax(1).double().cpu()
+    return weight.reshape(channels, -1).abs().amax(1).cpu().double()
 
 
 def _groups_in(pair: QuantizedPair, channels: Channels) -> tuple[tuple[Group, ...], tuple[Chain, ...]]:

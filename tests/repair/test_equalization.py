@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
 from pt2qa.overrides.channels import Chain, channels_in
-from pt2qa.overrides.parameters import with_folded_norms
+from pt2qa.overrides.parameters import edit_parameters, with_folded_norms
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
 from tests.repair.nets import encoder_pair, sequences
@@ -338,3 +339,61 @@ def test_what_cannot_be_scaled_is_said() -> None:
         plan = OverridePlan((Edit("scale", names, values=in_base64([2.0] * count)),))
         with pytest.raises(pt2qa.QuantizeError, match=message):
             pt2qa.quantize(pair.capture, "xnnpack", sounds(), overrides=plan, progress=False)
+
+
+class Random(nn.Module):
+    """Ops drawn at random, one after the other; some scale with their channels, others do not."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        chance, self.kinds, self.made, channels = random.Random(seed), list[str](), nn.ModuleList(), 4
+        for _ in range(10):
+            kind = chance.choice(("conv", "conv", "depthwise", "norm", "relu", "prelu", "pool", "residual", "cat"))
+            kind = kind if chance.random() < 0.7 else chance.choice(("magnitude", "shuffle", "turn", "relu6", "gate"))
+            kind = "conv" if kind == "cat" and channels > 16 else kind
+            outputs = chance.choice((4, 8)) if kind == "conv" else channels
+            self.kinds.append(kind)
+            self.made.append(
+                nn.BatchNorm2d(channels)
+                if kind == "norm"
+                else nn.PReLU(channels)
+                if kind == "prelu"
+                else nn.Conv2d(channels, outputs, 3, padding=1, groups=channels if kind == "depthwise" else 1)
+            )
+            channels = {"cat": 2 * channels, "magnitude": channels // 2, "conv": outputs}.get(kind, channels)
+            channels += kind == "magnitude" and channels % 2
+        self.last = nn.LazyConv2d(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for kind, made in zip(self.kinds, self.made, strict=True):
+            half = (x.shape[1] + 1) // 2
+            x = {
+                "relu": F.relu,
+                "pool": lambda v: F.max_pool2d(v, 3, 1, 1),
+                "residual": lambda v, made=made: v + made(F.relu(v)),
+                "cat": lambda v, made=made: torch.cat([v, made(v)], 1),
+                "magnitude": lambda v, half=half: torch.sqrt(v[:, :half] ** 2 + v[:, -half:] ** 2),
+                "shuffle": lambda v: v.flip(1).roll(1, 1),
+                "turn": lambda v: v.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2).unflatten(2, (8, 8)),
+                "relu6": F.relu6,
+                "gate": lambda v: v * torch.sigmoid(v.mean((2, 3), keepdim=True)),
+            }.get(kind, made)(x)
+        result: Tensor = self.last(x)
+        return result
+
+
+def test_random_graphs_compute_what_they_did() -> None:
+    scaled = 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model, x = Random(seed).eval(), torch.randn(2, 4, 8, 8)
+        model(x)
+        capture = pt2qa.capture(model, x)
+        graph, changed = (with_folded_norms(capture.module()) for _ in range(2))
+        found = channels_in(graph, capture.names).chains
+        values = [in_base64(torch.rand(len(chain.labels)).add(0.2).tolist()) for chain in found]
+        edits = [Edit("scale", chain.ops, values=each) for chain, each in zip(found, values, strict=True)]
+        edit_parameters(changed, edits, capture.names)
+        assert direct_sqnr(graph(x), changed(x)) > 100, (seed, model.kinds)
+        scaled += len(found)
+    assert scaled > 24
