@@ -53,8 +53,13 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Whether other data would show a gain as well, as far as that can be told: one sample has no interval."""
-        return self.value > 0 and not self.low <= 0
+        """Whether the gain of all data of the kind is above 0, as far as that can be told: one sample has no interval.
+
+        Without the ``sqrt(2)`` for another set, the interval is that of the gain itself.
+        """
+        if not self.value > 0 or math.isnan(self.low) or self.low > 0:
+            return self.value > 0
+        return math.isfinite(self.low) and self.middle - (self.middle - self.low) / math.sqrt(2) > 0
 
 
 def interval(before: Tensor, after: Tensor) -> tuple[float, float]:

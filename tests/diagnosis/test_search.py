@@ -77,7 +77,7 @@ def test_an_infinite_gain_at_the_cost_of_all_int8_is_taken_last(search: Search) 
 def test_a_metric_that_gains_while_the_outputs_do_not_is_chance(search: Search) -> None:
     each, before = in_float(search, "site-range", 1.0, 0), replace(search.quality, of_metric=True)
     assert search._is_worth(each, Gain(0.1, 5.0, 9.0, "output"), before)
-    assert not search._is_worth(each, Gain(0.1, -1.0, 9.0, "output"), before)
+    assert not search._is_worth(each, Gain(0.1, -5.0, 9.0, "output"), before)
     assert not search._is_worth(each, Gain(0.1, 0.0001, 0.0002, "output"), before)
 
 
