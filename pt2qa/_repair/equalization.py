@@ -52,8 +52,8 @@ from pt2qa.overrides.plan import Edit, in_base64
 ALPHAS = ((0.0, False), (0.5, False), (1.0, False), (0.5, True), (0.7, True))
 """Where the descent may begin: alpha, and whether weights count."""
 
-STEPS, RATE = 50, 0.25
-"""How long the descent is, and how far it goes at most at first, in powers of two."""
+STEPS, RATE = 40, 0.3
+"""How long the descent is, half of it for a fold, and how far it goes at most at first, in powers of two."""
 
 NORM = 6.0
 """Ranges count as this norm of those of all channels: other data reach further, in any channel that fills the range."""
@@ -303,10 +303,11 @@ class Equalization:
         free = torch.cat([torch.tensor([], dtype=torch.long), *(chain.labels for chain in self.chains)])
         mask = torch.zeros_like(begin).index_fill(0, free, 1.0)
         optimizer = torch.optim.Adam([exponents], RATE)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        steps = STEPS * len(folds) // 2
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         best, least = begin, float(self._cost(begin, folds))
         with torch.enable_grad():
-            for _ in range(STEPS):
+            for _ in range(steps):
                 optimizer.zero_grad()
                 cost = self._cost(exponents.exp2(), folds)
                 if float(cost.detach()) < least:
