@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._metrics import float64
 from pt2qa._ranks import batches_before, everywhere
 from pt2qa._report.formats import decibel, number, share
 from pt2qa._report.prose import counted
@@ -121,7 +122,7 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
         read = values if counted is None else counted.inputs(values)
         for slot, value in zip(program.inputs, read, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                name, squares = program.input_names[program.inputs.index(slot)], value.double().square()
+                name, squares = program.input_names[program.inputs.index(slot)], float64(value).square()
                 if value.dim() > 2 and value.shape[1] <= COLOURS:
                     by_channel = squares.transpose(0, 1).flatten(1).mean(1).tolist()
                     sizes += [(f"{name}, channel {number}", each) for number, each in enumerate(by_channel)]

@@ -98,7 +98,7 @@ FLOORS = (2.0**-12, float(torch.finfo(torch.float32).eps))
 
 
 def _is_at_floor(scale: float | Tensor) -> bool:
-    scales = torch.as_tensor(scale).double().flatten()
+    scales = torch.as_tensor(scale).cpu().double().flatten()
     at_floor = sum((scales / floor - 1).abs() < 1e-6 for floor in FLOORS)
     return float(torch.as_tensor(at_floor).double().mean()) > 0.5
 
