@@ -453,9 +453,12 @@ def test_four_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
 
 FAILING = """
 class Broken(list):
+    reads = 0
+
     def __iter__(self):
+        self.reads += 1
         for number, batch in enumerate(super().__iter__()):
-            if number == 4:  # the second process reads it
+            if number == 4 and self.reads > 2:  # the second process reads it, after all have looked at the sizes
                 raise ValueError("the disk is full")
             yield batch
 
