@@ -87,7 +87,7 @@ class Search:
             self._take(costly)
         if self._can_be_better():
             self._take(list(precision.needed(self._treated())))
-        if self._can_be_better():
+        if self._can_be_better() and (self.free is None or self.repair_helps):  # an observer only makes other ranges
             self._take(observers)
 
     def _ranges_at_fault(self) -> bool:
@@ -277,7 +277,9 @@ class Search:
             gain = self._gain(each, start, before)
             if self._is_worth(each, gain, before):
                 left.append((each, gain))
-            elif math.isnan(gain.value):
+                continue
+            self.case.judge.forget(start, *(start.then(worth.treatment) for worth, _ in left))
+            if math.isnan(gain.value):
                 self._reject(each, gain.value, "could not be measured")
             else:
                 little.append((each, gain.value, self._too_little(each, gain)))

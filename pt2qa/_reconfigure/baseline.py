@@ -90,7 +90,7 @@ def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
     """The pair with a repair, if it gains on held-out calibration data and on the evaluation data; a note says so."""
     found = guarded(method, base.pair, data, lambda edits: base.judge.pair_with(base.free(edits)))
     new = base if found.fit is None else base.better(found.fit.edits)
-    base.judge.forget(but=new.state)
+    base.judge.forget(new.state)
     gain = f"{found.gain:+.2g} dB on held-out calibration data"
     if found.fit is None:
         note = f"{method.name} not applied: {found.refused}"

@@ -194,9 +194,9 @@ class Judge:
         plugin = with_options(self.recipe.plugin, dict(treatment.options))
         return OverridePlan((*self.recipe.edits, *treatment.all_edits), describe(plugin), self.pair.model)
 
-    def forget(self, but: Treatment) -> None:
-        """Drops the pairs of all treatments but one; what was measured stays known."""
-        kept = [self._key(each, each.edits) for each in (Treatment(), but)]
+    def forget(self, *but: Treatment) -> None:
+        """Drops the pairs of all treatments but these and the pair itself; what was measured stays known."""
+        kept = [self._key(each, each.edits) for each in (Treatment(), *but)]
         self._pairs = {key: pair for key, pair in self._pairs.items() if key in kept}
 
     def _key(self, treatment: Treatment, edits: tuple[Edit, ...]) -> Any:
