@@ -76,7 +76,10 @@ def edit_specs(graph: Graph, specs: Mapping[Place, Any]) -> None:
             name: [edge(each) for each in value] if name == "derived_from" else value
             for name, value in spec.changes.items()
         }
-        return replace(spec_at(edge(spec.place)), **changes)
+        original = spec_at(edge(spec.place))
+        while isinstance(original, SharedQuantizationSpec):  # as in a graph that was exported in another way
+            original = spec_at(original.edge_or_node)
+        return replace(original, **changes)
 
     write_specs({edge(place): own(spec) for place, spec in specs.items()})
 
