@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import attribute_of, handle_of
+from pt2qa._graph.internals.torch import version_of
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.strides import copied_together
@@ -112,7 +113,7 @@ class FloatConstants:
             for arg in constant.intersection(node.all_input_nodes):
                 found = self._evaluate(arg)
                 if found is not None and isinstance(found.value, Tensor) and memory_of(arg) in self._written:
-                    kept = copies.setdefault((arg, found.value._version), _copied(found))
+                    kept = copies.setdefault((arg, version_of(found.value)), _copied(found))
                     self._when_read[node, arg] = kept
             made = self._evaluate(node) if node in constant else None
             if memory_of(node) is node in self._written and made is not None:

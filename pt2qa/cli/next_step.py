@@ -27,7 +27,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),
     "profile": ("pt2qa analyze {flow} -q {spec} -o reports", "pt2qa analyze {flow} -o reports"),
     "quantizers": ("pt2qa analyze flow.py -o reports",),
-    "record-inputs": ("pt2qa deploy {flow} -q xnnpack -o deploy --deployed outputs.safetensors",),
+    "record-inputs": ("pt2qa deploy --help",),
     "repair": (
         "pt2qa analyze {flow} -q {spec} --overrides {plan} -o reports",
         "pt2qa repair {flow} -q {spec} --plan plan.json",

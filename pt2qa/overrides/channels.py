@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import OpOverload, pytree, size_of, sizes_of
+from pt2qa._graph.internals.torch import OpOverload, is_mutable, pytree, size_of, sizes_of
 
 _ELEMENTWISE: Final = frozenset(
     ("relu", "leaky_relu", "prelu", "abs", "neg", "dropout", "feature_dropout", "clone", "contiguous", "detach", "to")
@@ -188,7 +188,7 @@ class _Walk(_Labels):
         if isinstance(value, int | torch.SymInt):
             return size_of(value)
         known = isinstance(target, OpOverload) and target.namespace == "aten"
-        writes = isinstance(target, OpOverload) and target._schema.is_mutable
+        writes = isinstance(target, OpOverload) and is_mutable(target)
         found, op = None, "" if node.op == "output" else op_of(target)
         if name_of(node, self.names) and (known or target is operator.getitem) and not (writes and op in _MOVES):
             found = self._of_op(node, op)

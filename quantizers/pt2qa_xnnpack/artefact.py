@@ -10,12 +10,10 @@ import itertools
 import json
 import re
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,14 @@ from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import op_type
-from pt2qa_xnnpack.internals import is_channel_dequantize, is_dequantize, is_quantize, rounding_of
+from pt2qa_xnnpack.internals import (
+    delegate_as_json,
+    is_channel_dequantize,
+    is_dequantize,
+    is_quantize,
+    program_file,
+    rounding_of,
+)
 from pt2qa_xnnpack.plugin import PRODUCTS
 from pt2qa_xnnpack.separation import clamp_of
 
@@ -79,9 +84,8 @@ class Kernel:
 def kernels_of(data: bytes) -> Iterator[Kernel]:
     """The kernels of all XNNPACK delegates of a ``.pte`` file, in order."""
     from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import XNNHeader
-    from executorch.exir._serialize._program import deserialize_pte_binary
 
-    file = deserialize_pte_binary(data)
+    file = program_file(data)
     named = file.named_data
     stored = {} if named is None else {key: named.buffers[entry.buffer_index] for key, entry in named.pte_data.items()}
     for delegate in file.program.execution_plan[0].delegates:
@@ -93,15 +97,7 @@ def kernels_of(data: bytes) -> Iterator[Kernel]:
 
 
 def _decoded(flatbuffer: bytes) -> dict[str, Any]:
-    from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import _get_schema_bytes
-    from executorch.exir._serialize._flatbuffer import _flatc_decompile
-
-    with tempfile.TemporaryDirectory() as folder:
-        schema, binary = Path(folder, "schema.fbs"), Path(folder, "graph.bin")
-        schema.write_bytes(_get_schema_bytes())
-        binary.write_bytes(flatbuffer)
-        _flatc_decompile(folder, str(schema), str(binary), ["--raw-binary"])
-        text = Path(folder, "graph.json").read_text()
+    text = delegate_as_json(flatbuffer)
     # flatc writes numbers that JSON does not have, and Python reads them under another name.
     found: dict[str, Any] = json.loads(
         re.sub(r"(?<=: )\+?(-?)inf\b", r"\1Infinity", re.sub(r"(?<=: )nan\b", "NaN", text))

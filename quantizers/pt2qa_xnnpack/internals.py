@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -180,6 +182,26 @@ def contents_of(data: bytes) -> Contents:
         tuple(_described(plan.values[index].val) for index in plan.inputs),
         tuple(_described(plan.values[index].val) for index in plan.outputs),
     )
+
+
+def program_file(data: bytes) -> Any:
+    """All of a ``.pte`` file, constants and the data of delegates included."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    return deserialize_pte_binary(data)
+
+
+def delegate_as_json(flatbuffer: bytes) -> str:
+    """The graph of an XNNPACK delegate as flatc writes it, which is JSON but for infinities and NaN."""
+    from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import _get_schema_bytes
+    from executorch.exir._serialize._flatbuffer import _flatc_decompile
+
+    with tempfile.TemporaryDirectory() as folder:
+        schema, binary = Path(folder, "schema.fbs"), Path(folder, "graph.bin")
+        schema.write_bytes(_get_schema_bytes())
+        binary.write_bytes(flatbuffer)
+        _flatc_decompile(folder, str(schema), str(binary), ["--raw-binary"])
+        return Path(folder, "graph.json").read_text()
 
 
 def _described(value: Any) -> str:

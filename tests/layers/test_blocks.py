@@ -99,7 +99,7 @@ def test_the_command_prints_the_same(report: LayerReport, tmp_path: Path) -> Non
     file = tmp_path / "layers.safetensors"
     report.save(file)
     printed = CliRunner().invoke(main, ["show", str(file), "--by-block", "--width", "100"])
-    assert printed.output == report.by_block(width=100) + "\n"
+    assert printed.stdout == report.by_block(width=100) + "\n"
 
 
 def test_notebooks_and_matplotlib_draw_it(report: LayerReport) -> None:

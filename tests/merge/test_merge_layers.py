@@ -170,7 +170,8 @@ def test_the_command_prints_and_writes_what_the_call_returns(layers, batches, tm
     result = CliRunner().invoke(
         main, ["merge", "0.safetensors", "1.safetensors", "-o", "both.safetensors", "--width", "100"]
     )
-    assert (result.exit_code, result.stderr) == (0, "wrote both.safetensors\n")
+    page = "pt2qa html both.safetensors -o report.html"
+    assert (result.exit_code, result.stderr) == (0, f"wrote both.safetensors\nNext:\n{page}\n")
     whole = layers(batches[:2])
     assert result.stdout == f"{whole.text(width=100)}\n"
     assert not differences(pt2qa.load("both.safetensors"), whole)

@@ -20,7 +20,7 @@ def scaled(quantizer: str) -> pt2qa.QuantizedPair:
     return encoder_pair(quantizer, 50.0)
 
 
-# Lowering a transformer to XNNPACK with all of its values observed takes minutes. Seven bits on x86, since a CPU without
+# Lowering a transformer to XNNPACK with all of its values observed takes minutes. x86 has seven bits here: a CPU without
 # VNNI adds pairs of products of eight bits in sixteen.
 @pytest.mark.parametrize(
     ("quantizer", "make", "methods", "kind"),

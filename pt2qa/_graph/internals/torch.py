@@ -71,6 +71,11 @@ def results_of(target: OpOverload) -> Sequence[Any]:
     return target._schema.returns
 
 
+def version_of(value: Tensor) -> int:
+    """How often the memory of a tensor was written to, through views as well: autograd counts it."""
+    return value._version
+
+
 def is_mutable(target: OpOverload) -> bool:
     return bool(target._schema.is_mutable)
 
