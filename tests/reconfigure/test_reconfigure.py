@@ -27,7 +27,7 @@ def test_a_planted_layer_is_found_and_left_in_float_alone(quantizer: str) -> Non
     made, pair = planted(), planted_pair(quantizer)
     before = made.accuracy(pair.quantized)
     assert before < made.accuracy(made.model) - 0.05
-    fixed = pt2qa.reconfigure(pair, made.batches, target=25.0, verify_code=False, progress=False)
+    fixed = pt2qa.reconfigure(pair, made.batches, target=25.0, repairs=(), verify_code=False, progress=False)
     assert fixed.met
     [edit] = [edit for edit in fixed.plan.edits if edit.kind == "float"]
     assert HOSTILE in edit.ops

@@ -74,7 +74,7 @@ def test_the_reference_is_the_users_model_but_for_float_rounding(repaired: pt2qa
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
-    assert {edit.kind for edit in repaired.plan.edits} == {"scale"}
+    assert {"scale"} <= {edit.kind for edit in repaired.plan.edits} <= {"scale", "observer"}
     assert repaired.code_verified == "equal"
     pair = encoder_pair(repaired.quantizer, 50.0)
     assert pair.capture is not None
