@@ -74,4 +74,4 @@ class WeightRow(Row):
     ref_max: float
     quant_max: float
     note: str = ""
-    quantized: Annotated[bool, column(extended=True, since=4, earlier=_was_quantized)] = True
+    quantized: Annotated[bool, column(extended=True, since=4, earlier=_was_quantized)] = False

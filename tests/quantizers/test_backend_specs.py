@@ -242,7 +242,7 @@ def test_what_kernels_make_of_weights(backend: str, weight: Any, becomes: str, s
     elif becomes == "wrong":
         assert found.error > 0.3
     else:
-        assert found.error < 0.05
+        assert found.error < (0.05 if VNNI or backend == "xnnpack" else 0.1)  # a step
         assert bool(found.kernels) == (becomes == "right")
 
 

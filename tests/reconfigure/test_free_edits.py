@@ -24,7 +24,7 @@ def test_of_several_observers_the_one_that_measures_best_is_kept(quantizer: str,
 
     def fixed(*observers: str) -> pt2qa.Reconfiguration:
         return pt2qa.reconfigure(
-            pair, data(), budget={"macs": 0.0}, observers=observers, verify_code=False, progress=False
+            pair, data(), budget={"macs": 0.0}, observers=observers, repairs=(), verify_code=False, progress=False
         )
 
     def quality(found: pt2qa.Reconfiguration) -> float:

@@ -20,8 +20,8 @@ def scaled(quantizer: str) -> pt2qa.QuantizedPair:
     return encoder_pair(quantizer, 50.0)
 
 
-# Lowering a transformer to XNNPACK with all of its values observed takes minutes. x86 has seven bits here: a CPU without
-# VNNI adds pairs of products of eight bits in sixteen.
+# Lowering a transformer to XNNPACK with all of its values observed takes minutes. x86 has seven bits here: a CPU
+# without VNNI adds pairs of products of eight bits in sixteen.
 @pytest.mark.parametrize(
     ("quantizer", "make", "methods", "kind"),
     [

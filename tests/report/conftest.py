@@ -68,6 +68,7 @@ WEIGHT: dict[str, Any] = {
     "op": "conv2d",
     "attr": "weight",
     "dtype": "int8",
+    "quantized": True,
     "scale": 0.01,
     "axis": 0,
     "shape": (32, 3, 3, 3),

@@ -250,4 +250,4 @@ def test_the_command_shows_them(report: AnnotationReport, diff: AnnotationDiff, 
         made.save(tmp_path / "r.safetensors")
         shown = CliRunner().invoke(main, ["show", str(tmp_path / "r.safetensors"), "--width", "100"])
         assert shown.exit_code == 0
-        assert shown.output.strip() == made.text(width=100)
+        assert shown.stdout.strip() == made.text(width=100)
