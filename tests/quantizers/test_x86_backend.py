@@ -178,7 +178,7 @@ def small() -> Lowered:
 @pytest.fixture(scope="module")
 def apart() -> Lowered:
     """The same in a process with AVX2."""
-    return lowered(residual(), images(4), X86(), X86Backend(isa="avx2"))
+    return lowered(residual(), images(4), X86(reduce_range=NARROW), X86Backend(isa="avx2"))
 
 
 # -- what is observed --------------------------------------------------------------------------------------------------
