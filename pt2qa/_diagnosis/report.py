@@ -217,7 +217,7 @@ def _step(row: CauseRow, unit: str) -> Step:
         gains += f" alone, {_gained(row.gain_in_sequence, unit)} after the remedies above"
     if isfinite(row.low):
         at = f" at {row.output}" if row.output else ""
-        gains += f"{at} ({between(row.low, row.high)} dB on other data)"
+        gains += f"{at} ({between(row.low, row.high)} dB on samples like these)"
     cost = f", for {share(row.cost)} % of the multiply-accumulates" if row.cost else ", for free"
     why = (f"{row.sentence}.{others}", f"{row.evidence}.")
     gains += "" if isnan(row.gain) else cost

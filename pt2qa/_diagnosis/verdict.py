@@ -79,7 +79,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
 def _elsewhere(found: Outcome, unit: str) -> str:
     """What other data may have, where the target is about that."""
     known = unit == "dB" and not math.isnan(found.lowest)
-    return f"; other data have {decibel(found.lowest)} dB or more" if known else ""
+    return f"; samples like these have {decibel(found.lowest)} dB or more" if known else ""
 
 
 def _from_repair(search: Search) -> str:
@@ -90,7 +90,7 @@ def _from_repair(search: Search) -> str:
     if not search.repair_helps:
         more = f"{signed(gain.value)} dB more" if gain.value > 0 else "nothing more"
         return f" Ranges as pt2qa.repair fits them give {more}."
-    return f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on other data)."
+    return f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on samples like these)."
 
 
 def unit_of(case: Case) -> str:

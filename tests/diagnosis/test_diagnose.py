@@ -176,7 +176,7 @@ def test_a_target_decides(net: nn.Module, data: Any) -> None:
     narrow = [batch * 0.3 for batch in data[0]]
     met = diagnosed(net, narrow, data[1], target=1.0)
     assert (met.met, met.rows) == (1, ())
-    assert "the target is 1; other data have " in met.verdict
+    assert "the target is 1; samples like these have " in met.verdict
     missed = diagnosed(net, data[0], data[1], target=200.0)
     assert missed.met == 0
     assert "reconfigure(pair, batches, target=200)" in missed.next_command
