@@ -302,7 +302,11 @@ class Search:
 
     def _too_little(self, each: Hypothesis, gain: Gain) -> str:
         if not gain.is_certain:
-            return f"samples like these may show no gain ({between(gain.low, gain.high)} dB)" if gain.value > 0 else "no gain"
+            return (
+                f"samples like these may show no gain ({between(gain.low, gain.high)} dB)"
+                if gain.value > 0
+                else "no gain"
+            )
         if _takes_out(each) and self.free is not None and not self._beats_free(each, gain):
             return "pt2qa.repair gives as much for free"
         return "gain too small for its cost" if each.cost else "gain too small"

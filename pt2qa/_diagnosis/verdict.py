@@ -90,7 +90,9 @@ def _from_repair(search: Search) -> str:
     if not search.repair_helps:
         more = f"{signed(gain.value)} dB more" if gain.value > 0 else "nothing more"
         return f" Ranges as pt2qa.repair fits them give {more}."
-    return f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on samples like these)."
+    return (
+        f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on samples like these)."
+    )
 
 
 def unit_of(case: Case) -> str:
