@@ -92,7 +92,11 @@ def test_the_walk_is_what_aotinductor_computes_bit_for_bit(graph: GraphModule, w
     program = X86Backend().open(package)
     assert program.facts[0] == "small.pt2: compiled by AOTInductor"
     assert torch.equal(program.run((X,)).outputs[0], walked)
-    assert pairs.decibels([walked], X86Backend(isa="avx2").open(package).run((X,)).outputs) < 60
+    (narrow,) = X86Backend(isa="avx2").open(package).run((X,)).outputs
+    if torch.cpu.get_capabilities()["avx512_vnni"]:
+        assert pairs.decibels([walked], [narrow]) < 60
+    else:
+        assert torch.equal(narrow, walked)
     with pytest.raises(DeploymentError, match="unmatched dim value at 0, expected: 4, but got: 2"):
         program.run((X[:2],))
 
