@@ -92,26 +92,29 @@ class Judge:
 
     def outcome(self, treatment: Treatment) -> Outcome:
         """The quality of the model with a treatment; a Pt2qaError says why it cannot be quantized so."""
-        treatment = self._switched(treatment)
         if treatment not in self._known:
-            self.bar.update()
-            self.measured += 1
-            pair = self.pair_with(treatment)
-            on = frozenset(index for index, place in places_of(pair).items() if place not in treatment.exact)
-            model, *apart = (SimulatedModel(pair, on, each) for each in self._simulators(pair, treatment))
-            reference = self.reference.of(pair)
-            runs = functools.partial(self._outcome, reference, model)
-            if treatment == Treatment():
-                found = runs(lambda item: self.outputs(item.values, key=item.key))
-            elif treatment.plays:
-                found = runs(self._counted(lambda item: self._judging(item, model, apart).of_item(item)))
-            else:
-                try:
-                    found = runs(self._counted(verified_run(pair)))
-                except SimulationError:
-                    found = self._of_graph(reference, pair)
-            self._known[treatment] = found
+            played = self._switched(treatment)
+            if played not in self._known:
+                self._known[played] = self._measured(played)
+            self._known[treatment] = self._known[played]
         return self._known[treatment]
+
+    def _measured(self, treatment: Treatment) -> Outcome:
+        self.bar.update()
+        self.measured += 1
+        pair = self.pair_with(treatment)
+        on = frozenset(index for index, place in places_of(pair).items() if place not in treatment.exact)
+        model, *apart = (SimulatedModel(pair, on, each) for each in self._simulators(pair, treatment))
+        reference = self.reference.of(pair)
+        runs = functools.partial(self._outcome, reference, model)
+        if treatment == Treatment():
+            return runs(lambda item: self.outputs(item.values, key=item.key))
+        if treatment.plays:
+            return runs(self._counted(lambda item: self._judging(item, model, apart).of_item(item)))
+        try:
+            return runs(self._counted(verified_run(pair)))
+        except SimulationError:
+            return self._of_graph(reference, pair)
 
     def outputs(self, values: Sequence[Any], on: bool = True, key: str | None = None) -> Any:
         """What the simulator returns for the pair or its reference; each is run once, and verified.
