@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.gradients import GradientRun, Gradients
@@ -23,6 +22,7 @@ from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import squares_by_row
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 
@@ -177,12 +177,11 @@ def _outputs(pair: QuantizedPair, returned: Any, counted: Counted | None) -> lis
 def _by_sample(reference: Sequence[Tensor], quantized: Sequence[Tensor], samples: int) -> Tensor:
     """Signal and noise: float64 of shape (samples, outputs, 2); one row if an output has no axis of samples."""
     rows = samples if all(each.dim() and each.shape[0] == samples for each in reference) else 1
-    sums = []
-    for ref, quant in zip(reference, quantized, strict=True):
-        signal = float64(ref)
-        noise = float64(quant) - signal if ref.shape == quant.shape else torch.full_like(signal, math.nan)
-        sums += [each.square().reshape(rows, -1).sum(1).cpu() for each in (signal, noise)]
-    return torch.stack(sums, 1).reshape(rows, -1, 2)
+    sums = [
+        squares_by_row(ref, quant if ref.shape == quant.shape else torch.full_like(ref, math.nan), rows)
+        for ref, quant in zip(reference, quantized, strict=True)
+    ]
+    return torch.stack(sums).permute(2, 0, 1)
 
 
 def _worst(times: Tensor, sums: Tensor) -> Tensor:

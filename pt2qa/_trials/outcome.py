@@ -180,7 +180,7 @@ class _Sums:
         self.apart = self.apart and all(each.dim() and each.shape[0] == count for each in item.outputs)
         if item.outputs:
             rows = count if self.apart else 1
-            sums = [_sums(ref, quant, rows) for ref, quant in zip(item.outputs, outputs, strict=True)]
+            sums = [squares_by_row(ref, quant, rows) for ref, quant in zip(item.outputs, outputs, strict=True)]
             self.batches.append(torch.stack(sums, 1))
 
     def extend(self, other: _Sums) -> None:
@@ -200,7 +200,8 @@ class _Sums:
         return signal, noise
 
 
-def _sums(ref: Tensor, quant: Tensor, rows: int) -> Tensor:
+def squares_by_row(ref: Tensor, quant: Tensor, rows: int) -> Tensor:
+    """Sums of squares of an output and of its error, for each of so many parts: float64 of shape (2, rows)."""
     wide = float64(ref).reshape(rows, -1)
     return torch.stack([wide.square().sum(1), (wide - float64(quant).reshape(rows, -1)).square().sum(1)]).cpu()
 

@@ -25,6 +25,7 @@ from pt2qa.overrides.channels import Chain, channels_in
 from pt2qa.overrides.parameters import edit_parameters, with_folded_norms
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
+from tests.repair.kept import check_plan, check_reference
 from tests.repair.nets import encoder_pair, sequences
 
 QUANTIZERS = ("xnnpack:per_channel=false", "xnnpack", "x86", "xnnpack:mode=dynamic")
@@ -61,30 +62,12 @@ def test_planted_outliers_are_taken_back(repaired: pt2qa.Reconfiguration) -> Non
 
 
 def test_the_reference_is_the_users_model_but_for_float_rounding(repaired: pt2qa.Reconfiguration) -> None:
-    pair = encoder_pair(repaired.quantizer, 50.0)
-    assert pair.capture is not None
-    for x in HELD_OUT:
-        assert torch.equal(pair.reference(x), pair.capture.module()(x))
-        assert direct_sqnr(pair.reference(x), repaired.pair.reference(x)) > 100
-
-    def ops(each: pt2qa.QuantizedPair) -> Counter[str]:
-        return Counter(str(node.target) for node in each.quantized.graph.nodes if node.op == "call_function")
-
-    assert ops(repaired.pair) == ops(pair)
+    check_reference(encoder_pair(repaired.quantizer, 50.0), repaired, HELD_OUT)
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
     assert {"scale"} <= {edit.kind for edit in repaired.plan.edits} <= {"scale", "observer"}
-    assert repaired.code_verified == "equal"
-    pair = encoder_pair(repaired.quantizer, 50.0)
-    assert pair.capture is not None
-    assert pair.capture.eager is not None
-    plan = OverridePlan.from_json(repaired.plan_json)
-    again = pt2qa.quantize(
-        pt2qa.capture(pair.capture.eager, sequences()[0]), pair.quantizer, sequences(), overrides=plan, progress=False
-    )
-    for x in HELD_OUT:
-        assert torch.equal(again.quantized(x), repaired.pair.quantized(x))
+    check_plan(encoder_pair(repaired.quantizer, 50.0), repaired, HELD_OUT)
 
 
 def test_the_earlier_names_of_the_method_and_of_its_edits_are_known() -> None:

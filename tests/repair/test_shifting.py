@@ -18,6 +18,7 @@ from pt2qa._trials.folds import Folds
 from pt2qa.overrides.norms import norms_in
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
+from tests.repair.kept import check_plan, check_reference
 from tests.repair.nets import post_norm_pair, sequences
 
 QUANTIZERS = ("xnnpack:per_channel=false", "x86", "xnnpack:mode=dynamic")
@@ -42,31 +43,12 @@ def test_planted_offsets_are_taken_back(repaired: pt2qa.Reconfiguration) -> None
 
 
 def test_the_reference_is_the_users_model_but_for_float_rounding(repaired: pt2qa.Reconfiguration) -> None:
-    pair = post_norm_pair(repaired.quantizer, 30.0)
-    assert pair.capture is not None
-    model = pair.capture.module()
-    for x in HELD_OUT:
-        assert torch.equal(pair.reference(x), model(x))
-        assert direct_sqnr(model(x), repaired.pair.reference(x)) > 100
-
-    def ops(each: pt2qa.QuantizedPair) -> Counter[str]:
-        return Counter(str(node.target) for node in each.quantized.graph.nodes if node.op == "call_function")
-
-    assert ops(repaired.pair) == ops(pair)
+    check_reference(post_norm_pair(repaired.quantizer, 30.0), repaired, HELD_OUT)
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
     assert Counter(edit.kind for edit in repaired.plan.edits) == {"shift": 3 if repaired.quantizer == "x86" else 4}
-    assert repaired.code_verified == "equal"
-    pair = post_norm_pair(repaired.quantizer, 30.0)
-    assert pair.capture is not None
-    assert pair.capture.eager is not None
-    plan = OverridePlan.from_json(repaired.plan_json)
-    again = pt2qa.quantize(
-        pt2qa.capture(pair.capture.eager, sequences()[0]), pair.quantizer, sequences(), overrides=plan, progress=False
-    )
-    for x in HELD_OUT:
-        assert torch.equal(again.quantized(x), repaired.pair.quantized(x))
+    check_plan(post_norm_pair(repaired.quantizer, 30.0), repaired, HELD_OUT)
 
 
 def test_any_flow_that_takes_a_quantizer_can_shift() -> None:
