@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -470,7 +471,8 @@ def test_every_command_ends_with_a_command_to_type(run):
         for step in steps:
             program, name, *rest = shlex.split(re.sub(r"{\w+}", "x", step))
             if program == "pt2qa":
-                known = {spelled for each in main.commands[name].params for spelled in each.opts}
+                command = main.commands[name]
+                known = {spelled for each in command.get_params(click.Context(command)) for spelled in each.opts}
                 assert {option for option in rest if option.startswith("-")} <= known, step
 
 

@@ -51,7 +51,7 @@ def test_a_report_has_all_numbers_and_rows(run: Any) -> None:
         assert line.keys() <= row.keys()
         assert row["name"] == line["name"]
         assert float(line["sqnr"] or "nan") == pytest.approx(float(row["sqnr"] or "nan"), abs=0, nan_ok=True)
-    assert report.text(width=100) in result.stderr
+    assert report.text() in result.stderr
 
 
 def test_numbers_that_json_lacks_are_null_and_texts(run: Any) -> None:
