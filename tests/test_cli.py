@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import click
@@ -25,15 +25,13 @@ import pytest
 from click.testing import CliRunner
 
 import pt2qa
-import pt2qa._reconfigure  # before stand-ins take the place of the plug-ins that it imports
 from pt2qa import Target
 from pt2qa._report.columns import columns_of
 from pt2qa._report.notes import Note
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
-from pt2qa.errors import PluginError, QuantizeError
+from pt2qa.errors import QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
-from pt2qa.plugins import describe
 from pt2qa.report import (
     BadCases,
     Candidate,
@@ -260,28 +258,34 @@ class Plugin:
     mode: str = "static"
     module: str | None = None
 
+    def build(self, graph, *, qat):
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Bare:
     name: ClassVar[str] = "x86"
     summary: ClassVar[str] = "int8 for x86"
 
+    def build(self, graph, *, qat):
+        raise NotImplementedError
+
 
 @pytest.fixture
 def plugins(monkeypatch):
-    """Stand-ins for the installed plug-ins."""
-    module = ModuleType("pt2qa.plugins")
+    """Stand-ins for the installed plug-ins: their entry points alone, so that no function is replaced.
+
+    Whatever is first imported meanwhile keeps the functions that it imports.
+    """
     found = {"xnnpack": Plugin(), "x86": Bare()}
 
-    def resolve(spec):
-        if spec.split(":")[0] not in found:
-            raise PluginError(f"no quantizer {spec!r};\nexpected one of {', '.join(found)}")
-        return found[spec.split(":")[0]]
+    def entry_points(group):
+        return [
+            SimpleNamespace(name=name, value=name, dist=None, load=lambda plugin=plugin: plugin)
+            for name, plugin in found.items()
+        ]
 
-    module.available = lambda: found
-    module.unavailable = dict
-    module.resolve = resolve
-    monkeypatch.setitem(sys.modules, "pt2qa.plugins", module)
+    monkeypatch.setattr("pt2qa.plugins.registry.entry_points", entry_points)
     return found
 
 
@@ -307,7 +311,6 @@ def test_quantizers_prints_what_a_backend_takes(run):
 
 
 def test_quantizers_says_when_a_backend_has_no_spec(run, plugins):
-    sys.modules["pt2qa.plugins"].spec_of = lambda plugin: None
     result = run("quantizers", "--spec", "x86")
     assert result.exit_code == 2
     assert "the quantizer x86 does not state what its backend takes" in result.stderr
@@ -331,7 +334,7 @@ def library(monkeypatch, plugins):
 
     def quantize(capture, spec, batches, overrides=None):
         if spec in calls.broken:
-            raise QuantizeError(f"nothing to quantize for {spec}")
+            raise QuantizeError(f"nothing to quantize\nfor {spec}")
         calls.quantized.append((capture, spec, len(batches)))
         calls.overrides.append(overrides)
         return spec
@@ -435,7 +438,6 @@ def test_the_next_command_quantizes_as_the_diagnosis_did(
         )
 
     monkeypatch.setitem(vars(pt2qa), "diagnose", diagnose)
-    monkeypatch.setattr(sys.modules["pt2qa.plugins"], "describe", describe, raising=False)
     folder = tmp_path / "r"
     *_, advice, head, last = run("analyze", flow, "-q", "xnnpack", "-o", folder).stderr.splitlines()
     assert head == "Next:"
@@ -719,7 +721,7 @@ def test_analyze_refuses_options_before_it_captures(run, library, searches, flow
 
 
 def test_analyze_refuses_before_it_captures(run, library, flow, plugins, tmp_path):
-    message = r"no quantizer 'tpu'; expected one of xnnpack, x86"
+    message = r"no quantizer is named 'tpu'\. Installed: x86, xnnpack"
     assert failed_with(run("analyze", flow, "-q", "x86", "-q", "tpu", "-o", tmp_path), message)
     assert failed_with(run("analyze", "gone.py:flow", "-o", tmp_path), r"gone\.py: no such file; .*")
     once = flow.replace(":flow", ":once")
