@@ -14,6 +14,9 @@ import threading
 from types import FrameType
 from typing import Final
 
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as in shells: 128 plus the number of the signal."""
+
 GRACE: Final = 0.5
 """Seconds in which something should ask."""
 

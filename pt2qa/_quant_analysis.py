@@ -349,7 +349,7 @@ class QuantAnalysis:
                     )
             if not written.issuperset(names):
                 contents = json.dumps(sorted({*written, *names}), indent=1)
-                write_atomic(self.out_dir / CONTENTS, f"{contents}\n".encode())
+                write_atomic(self.out_dir / CONTENTS, f"{contents}\n")
             yield
 
     def _contents(self) -> set[str]:

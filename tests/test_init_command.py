@@ -42,6 +42,20 @@ def loader():
 """
 
 
+class Classifier(nn.Module):
+    """Takes and returns what a model of transformers does."""
+
+    config = types.SimpleNamespace(vocab_size=50)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.words, self.linear = nn.Embedding(50, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        words = self.words(input_ids) * attention_mask.unsqueeze(-1)
+        return types.SimpleNamespace(logits=self.linear(words.mean(1)))
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -157,6 +171,14 @@ def test_models_of_a_package_come_with_their_weights(run: Callable[..., Any], mo
     assert run("timm:small").exit_code == 0
     assert set(made) == {("small", True)}
     assert load_flow("flow.py").args[0].shape == (32, 3, 224, 224)
+    transformers = types.ModuleType("transformers")
+    transformers.AutoModelForSequenceClassification = types.SimpleNamespace(from_pretrained=Classifier)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    result = run("transformers:tiny", "-o", "words.py")
+    assert result.exit_code == 0, result.output
+    flow = load_flow("words.py")
+    assert flow.kwargs["input_ids"].shape == (32, 64)
+    assert flow.model(**flow.kwargs).shape == (32, 2)
     monkeypatch.setitem(sys.modules, "timm", None)
     assert (
         "timm.create_model('small', pretrained=True) fails: ModuleNotFoundError" in run("timm:small", "--force").stderr

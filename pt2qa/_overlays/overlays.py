@@ -156,7 +156,7 @@ def write_overlay(
             {"stop": place / (len(COLOURS) - 1), "bgColor": colour, "textColor": TEXT}
             for place, colour in enumerate(marks.colours)
         ]
-    write_atomic(path, json.dumps(data, indent=2, allow_nan=False).encode("utf-8"))
+    write_atomic(path, json.dumps(data, indent=2, allow_nan=False))
 
 
 def write_neighbourhood(
@@ -207,7 +207,7 @@ def write_neighbourhood(
     if around is not None and around not in handles:
         raise SelectionError(f"the graph has no op {around!r}; near names: {near_names(around, handles)}")
     text = _dot(marks, marks.worst if around is None else handles[around], hops)
-    write_atomic(path, text.encode("utf-8") if suffix == ".dot" else _svg(text, path))
+    write_atomic(path, text if suffix == ".dot" else _svg(text, path))
 
 
 def _dot(marks: Marks, centre: int, hops: int) -> str:

@@ -162,7 +162,7 @@ class Reconfiguration(DataReport):
         Raises:
             ReportError: the folder does not exist, or the disk refuses.
         """
-        write_atomic(path, self.code.encode("utf-8", "backslashreplace"))
+        write_atomic(path, self.code)
 
     def with_pair(self, pair: Any) -> Reconfiguration:
         """The same report with the new pair attached; files do not store it."""

@@ -15,14 +15,16 @@ from typing import BinaryIO
 from pt2qa.errors import ReportError
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part of it.
+def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part of it; text as UTF-8.
 
     The data go to a temporary file in the same folder, which is synced to disk and renamed over the target.
     Temporary files left by a killed process are removed by the next write of the same file.
     A link is followed: the file it points to is replaced.  A pipe or a device is written to directly.
     The new file has the permissions of the one that it replaces, else those that the umask gives.
     """
+    # Names may hold lone surrogates, which UTF-8 lacks.
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ReportError(f"cannot write {path}: it is a folder; give the name of a file in it")

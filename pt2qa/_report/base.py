@@ -230,7 +230,7 @@ class Report:
         Raises:
             ReportError: the folder does not exist, or the disk refuses.
         """
-        write_atomic(path, self.csv(extended=extended, part=part).encode("utf-8", "backslashreplace"))
+        write_atomic(path, self.csv(extended=extended, part=part))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to one ``.safetensors`` file that :func:`pt2qa.load` reads.
@@ -500,7 +500,7 @@ class DataReport(ModelReport):
 def write_text(path: str | os.PathLike[str], reports: Iterable[Report]) -> None:
     """Write reports with all their rows to one text file, one after the other."""
     text = "\n\n\n".join(report.text(limit=None, width=FILE_WIDTH) for report in reports)
-    write_atomic(path, f"{text}\n".encode("utf-8", "backslashreplace"))
+    write_atomic(path, f"{text}\n")
 
 
 def data_read(batches: int, samples: int) -> str:

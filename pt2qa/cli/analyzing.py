@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 import pt2qa
+from pt2qa._report.atomic import write_atomic
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import Flow, measured_on, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, say_wrote
+from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, write
 from pt2qa.cli.next_step import next_step
-from pt2qa.cli.printing import Printing, prints_reports
 from pt2qa.errors import Pt2qaError
 
 
@@ -53,14 +54,14 @@ from pt2qa.errors import Pt2qaError
 @options.overrides
 @click.option("--csv", "writes_csv", is_flag=True, help="Also write the tables of each report as CSV files.")
 @click.option("--html", "writes_html", is_flag=True, help="Also write all reports as one page, DIR/report.html.")
-@prints_reports
+@options.prints_reports
 def analyze(
     flow: str,
     specs: Sequence[str],
     folder: Path,
     target: str | None,
     overrides: Path | None,
-    printing: Printing,
+    printing: options.Printing,
     **asked: Any,
 ) -> None:
     """Quantize a model and find the causes of its error, by layer and by weight.
@@ -183,7 +184,7 @@ class _Analyses:
     target: Any
     folder: Path
     writes: bool
-    printing: Printing
+    printing: options.Printing
     diagnoses: bool
     repairs: bool
     bad_cases: int | None
@@ -247,20 +248,16 @@ class _Analyses:
         stop_if_interrupted(getattr(report, "notes", ()))
 
     def _write(self, report: Any, what: str, spec: str) -> None:
-        from pt2qa._report.atomic import write_atomic
-
         as_json.found()["reports"].append(report)
         stem = self.stem(spec)
-        _save(report, f"{stem}-{what}.safetensors")
+        write(f"{stem}-{what}.safetensors", report.save)
         if what == "reconfiguration":
-            _save(report.plan, f"{stem}-plan.json")
-            report.save_code(Path(f"{stem}-quantizer.py"))
-            say_wrote(f"{stem}-quantizer.py")
+            write(f"{stem}-plan.json", report.plan.save)
+            write(f"{stem}-quantizer.py", report.save_code)
         if what == "diagnosis" and report.plan_json:
-            _save(report.plan, f"{stem}-diagnosis-plan.json")
+            write(f"{stem}-diagnosis-plan.json", report.plan.save)
         if what == "diagnosis" and report.code:
-            write_atomic(f"{stem}-diagnosis-quantizer.py", report.code.encode("utf-8"))
-            say_wrote(f"{stem}-diagnosis-quantizer.py")
+            write(f"{stem}-diagnosis-quantizer.py", partial(write_atomic, content=report.code))
         if self.writes_csv:
             self._write_csv(report, f"{stem}-{what}")
         if what not in ("weights", "error-budget"):  # they are long
@@ -271,8 +268,7 @@ class _Analyses:
         from pt2qa._report.html import write_html
 
         if self.writes and self.writes_html:
-            write_html(reports, self.folder / "report.html")
-            say_wrote(self.folder / "report.html")
+            write(self.folder / "report.html", partial(write_html, reports))
 
     def _write_csv(self, report: Any, stem: str) -> None:
         from pt2qa._report.columns import tables_of
@@ -280,10 +276,4 @@ class _Analyses:
         for part in tables_of(type(report)):
             if getattr(report, part):
                 file = f"{stem}.csv" if part == "rows" else f"{stem}-{part}.csv"
-                report.to_csv(file, extended=True, part=part)
-                say_wrote(file)
-
-
-def _save(what: Any, path: str) -> None:
-    what.save(Path(path))
-    say_wrote(path)
+                write(file, partial(report.to_csv, extended=True, part=part))

@@ -135,6 +135,13 @@ def _dim(value: Any) -> int:
     return value.dim() if hasattr(value, "dim") else np.ndim(value)
 
 
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs, which are one, a tuple of positional ones or a dict, as positional and keyword inputs."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return inputs if isinstance(inputs, tuple) else (inputs,), {}
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The dimensions in which batches differ in size.
@@ -188,7 +195,7 @@ def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], loaders: Iterable[It
     found: dict[tuple[tuple[str, tuple[int, ...]], ...], Any] = {tuple(first): (args, kwargs)}
     with torch.random.fork_rng(devices=[]):
         for batch in itertools.chain.from_iterable(loaders):
-            call = ((), batch) if isinstance(batch, dict) else (batch if isinstance(batch, tuple) else (batch,), {})
+            call = as_call(batch)
             given = shapes(call)
             if [(leaf, len(shape)) for leaf, shape in given] == [(leaf, len(shape)) for leaf, shape in first]:
                 found.setdefault(tuple(given), call)

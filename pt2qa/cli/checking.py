@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
 from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import load_flow, measured_on
-from pt2qa.cli.group import OutputFile, main, say, say_wrote
+from pt2qa.cli.group import OutputFile, main, say, write
 from pt2qa.errors import Pt2qaError
 
 
@@ -53,14 +54,12 @@ def check(
     flow: str,
     specs: Sequence[str],
     calibrate: bool,
-    cpu: str | None,
     fail_on: str,
-    rules: Sequence[str],
-    silence: Sequence[str],
     file: Path | None,
     text: Path | None,
     limit: int,
     width: int | None,
+    **asked: Any,
 ) -> None:
     """Find problems before you quantize a model, and how to fix them.
 
@@ -85,7 +84,7 @@ def check(
     if spec is not None:
         resolve(spec)
     loaded = load_flow(flow).fitted() if calibrate else load_flow(flow)
-    asked: dict[str, Any] = {"cpu": cpu, "rules": rules or None, "silence": silence}
+    asked["rules"] = asked["rules"] or None
     shapes = {"dynamic_shapes": loaded.dynamic_shapes}
     findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **asked)
     pair = None
@@ -103,11 +102,8 @@ def check(
                 reports.append(pt2qa.annotations(*((loaded.capture(), spec) if pair is None else (pair,))))
             except Pt2qaError as error:
                 say(f"{text} lacks the configuration of the ops: {error}")
-        write_text(text, reports)
-        say_wrote(text)
-    if file is not None:
-        findings.save(file)
-        say_wrote(file)
+        write(text, functools.partial(write_text, reports=reports))
+    write(file, findings.save)
     as_json.found()["reports"].append(findings)
     click.echo(findings.text(limit=limit or None, width=width))
     worse = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()

@@ -12,8 +12,7 @@ import pt2qa
 from pt2qa.cli import options
 from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.flow import load_flow, measured_on
-from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, say, say_wrote
-from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, say, write
 
 
 def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -52,7 +51,7 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     help="Folder of the lowered program.  [default: DIR/program, if the backend can write it]",
 )
 @options.backend
-@prints_report
+@options.prints_report
 def deploy(
     flow: str,
     spec: str,
@@ -60,7 +59,7 @@ def deploy(
     deployed: Path | None,
     program: Path | None,
     backend: str | None,
-    printing: Printing,
+    printing: options.Printing,
 ) -> None:
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
 
@@ -130,5 +129,4 @@ def record_inputs(flow: str, file: Path) -> None:
     help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     given = load_flow(flow).fitted()
-    pt2qa.record_inputs(given.capture(), given.evaluation, file)
-    say_wrote(file)
+    write(file, functools.partial(pt2qa.record_inputs, given.capture(), given.evaluation))

@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import itertools
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,8 +19,8 @@ from typing import Any, Final
 
 import pt2qa
 from pt2qa._near_names import question
-from pt2qa.cli.batches import Fit, Inputs, Part, Sizes, sizes_of
-from pt2qa.cli.group import say
+from pt2qa.cli.batches import Fit, Inputs, Part, Sizes, as_call, sizes_of
+from pt2qa.cli.group import file_of, say
 from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
@@ -109,33 +108,19 @@ def load_flow(where: str) -> Flow:
         result = function()
     except (Exception, SystemExit) as error:
         raise FlowError(f"{where} failed: {_told(error, path)}") from error
-    values = _named(result, where)
-    args, kwargs = _example_inputs(values["example_inputs"], where)
-    _check_model(values["model"], where)
-    inputs_of = values.get("inputs_of")
-    if inputs_of is not None and not callable(inputs_of):
-        raise FlowError(
-            f"{where}: inputs_of: got {_kind(inputs_of)}, expected a function from a loader's item to a batch"
-        )
+    values = dict.fromkeys(OPTIONAL) | _named(result, where)
+    for part, (fits, expected) in _parts().items():
+        if not (fits(values[part]) or (part in OPTIONAL and values[part] is None)):
+            raise FlowError(f"{where}: {part}: got {_kind(values[part])}, expected {expected}")
+    given, other, inputs_of = values["batches"], values["evaluation"], values["inputs_of"]
+    args, kwargs = as_call(values["example_inputs"])
     fit = Fit(args, kwargs)
-    batches = _batches(values["batches"], f"{where}: batches", inputs_of, fit)
-    given = values.get("evaluation")
-    evaluation = (
-        batches
-        if given is None or given is values["batches"]
-        else _batches(given, f"{where}: evaluation", inputs_of, fit)
-    )
-    metric, target = values.get("metric"), values.get("target")
-    if metric is not None and (not callable(metric) or isinstance(metric, type)):
-        raise FlowError(f"{where}: metric: got {_kind(metric)}, expected a function from a model to a number")
-    metric = metric and _checked(metric, where, path)
-    mask = values.get("mask")
-    if mask is not None and not isinstance(mask, str) and not callable(mask):
-        raise FlowError(
-            f"{where}: mask: got {_kind(mask)}, expected the name of an input or a function from a batch to a bool "
-            "tensor of shape (samples, positions)"
-        )
-    flow = Flow(values["model"], args, kwargs, batches, evaluation, values.get("dynamic_shapes"), metric, target, mask)
+    batches = _batches(given, f"{where}: batches", inputs_of, fit)
+    same = other is None or other is given
+    evaluation = batches if same else _batches(other, f"{where}: evaluation", inputs_of, fit)
+    metric = values["metric"] and _checked(values["metric"], where, path)
+    more = values["dynamic_shapes"], metric, values["target"], values["mask"]
+    flow = Flow(values["model"], args, kwargs, batches, evaluation, *more)
     try:
         flow.target_of(None)
     except SelectionError as error:
@@ -206,11 +191,6 @@ def _data(batches: Any) -> Any:
     return getattr(batches, "dataset", batches)
 
 
-def file_of(where: str) -> str:
-    """The file in ``FLOW.py:function``, or in ``FLOW.py``."""
-    return re.sub(r"(?<=.):\w*\Z", "", where)
-
-
 def _split(where: str) -> tuple[Path, str]:
     path = file_of(where)
     name = where[len(path) + 1 :] if len(path) < len(where) else "flow"
@@ -267,27 +247,30 @@ def _named(result: Any, where: str) -> dict[str, Any]:
     raise FlowError(f"{where} returned {got}; expected (model, example_inputs, batches), or a dict with these names")
 
 
-def _check_model(model: Any, where: str) -> None:
+def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
+    """What parts of a flow must be."""
     # Imported here, because other commands of the command line do not need torch.
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise FlowError(f"{where}: model: got {_kind(model)}, expected a torch.nn.Module")
-
-
-def _example_inputs(inputs: Any, where: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    import torch
-
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    if isinstance(inputs, dict) and all(isinstance(name, str) for name in inputs):
-        return (), inputs
-    raise FlowError(
-        f"{where}: example_inputs: got {_kind(inputs)}, "
-        "expected a tensor, a tuple of positional inputs, or a dict of keyword inputs"
-    )
+    return {
+        "model": (lambda given: isinstance(given, torch.nn.Module), "a torch.nn.Module"),
+        "example_inputs": (
+            lambda given: (
+                isinstance(given, torch.Tensor | tuple)
+                or (isinstance(given, dict) and all(isinstance(name, str) for name in given))
+            ),
+            "a tensor, a tuple of positional inputs, or a dict of keyword inputs",
+        ),
+        "inputs_of": (callable, "a function from a loader's item to a batch"),
+        "metric": (
+            lambda given: callable(given) and not isinstance(given, type),
+            "a function from a model to a number",
+        ),
+        "mask": (
+            lambda given: isinstance(given, str) or callable(given),
+            "the name of an input or a function from a batch to a bool tensor of shape (samples, positions)",
+        ),
+    }
 
 
 def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None, fit: Fit) -> Iterable[Any]:

@@ -6,17 +6,17 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from pt2qa._interrupts import INTERRUPTED
 from pt2qa._printable import clean, clean_lines
 from pt2qa.cli import as_json
 from pt2qa.cli.defaults import defaults_in
-from pt2qa.cli.exit_codes import INTERRUPTED
 from pt2qa.cli.next_step import following
 from pt2qa.errors import Pt2qaError, ReportError
 
@@ -43,7 +43,7 @@ class Failure(click.ClickException):
 
 
 class InputFile(click.Path):
-    """A file that a command reads; for ``FLOW.py:function``, the part before the colon."""
+    """A file that a command reads, or ``FLOW.py:function`` in one."""
 
     name = "input"
 
@@ -52,12 +52,6 @@ class OutputFile(click.Path):
     """A file that a command writes; ``-`` is stdout."""
 
     name = "output"
-
-
-class FlowFile(click.ParamType[str]):
-    """``FLOW.py`` or ``FLOW.py:function``, whose file a command reads."""
-
-    name = "flow"
 
 
 class Command(click.Command):
@@ -83,16 +77,13 @@ class Command(click.Command):
 
     def _run(self, ctx: click.Context) -> Any:
         """Run the command, unless one of its outputs is one of its inputs, or another output."""
-        taken = {_real(path): "which is read here" for _, path in self._files(ctx, (InputFile, FlowFile))}
-        for option, path in self._files(ctx, (OutputFile,)):
+        taken = {_real(path): "which is read here" for _, path in self._files(ctx, InputFile)}
+        for option, path in self._files(ctx, OutputFile):
             if why := taken.get(_real(path)):
                 raise ReportError(f"{option}: would overwrite {path}, {why}; give it another name")
             taken[_real(path)] = f"which {option} writes"
         try:
             done = super().invoke(ctx)
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx
-            raise
         except click.exceptions.Exit as leaving:
             if leaving.exit_code == 1:  # findings
                 say_next(following(str(self.name), ctx.params))
@@ -100,16 +91,19 @@ class Command(click.Command):
         say_next(following(str(self.name), ctx.params))
         return done
 
-    def _files(self, ctx: click.Context, types: tuple[type[Any], ...]) -> Iterator[tuple[str, str]]:
+    def _files(self, ctx: click.Context, kind: type[click.Path]) -> Iterator[tuple[str, str]]:
         """Options and the files that they name; a pipe or a device can be written to twice."""
         for parameter in self.params:
-            if not isinstance(parameter.type, types):
-                continue
-            given = ctx.params.get(parameter.name or "")
+            given = ctx.params.get(parameter.name or "") if isinstance(parameter.type, kind) else None
             for value in given if isinstance(given, tuple) else (given,):
-                text = re.sub(r":\w*\Z", "", str(value)) if isinstance(parameter.type, FlowFile) else str(value)
-                if value not in (None, "-") and (os.path.isfile(text) or not os.path.exists(text)):
-                    yield parameter.opts[0], text
+                path = file_of(str(value))
+                if value not in (None, "-") and (os.path.isfile(path) or not os.path.exists(path)):
+                    yield parameter.opts[0], path
+
+
+def file_of(where: str) -> str:
+    """The file in ``FLOW.py:function``, or in ``FLOW.py``."""
+    return where if os.path.exists(where) else re.sub(r"(?<=.):\w*\Z", "", where)
 
 
 def _real(path: str) -> str:
@@ -214,10 +208,12 @@ def plan_in(file: Path | None) -> Any:
     return None if file is None else OverridePlan.load(file)
 
 
-def say_wrote(path: str | Path | None) -> None:
-    """Names a file that was written, on stderr: stdout is the report's."""
-    as_json.found()["wrote"].append(str(path))
-    click.echo(f"wrote {path}", err=True)
+def write(path: str | Path | None, save: Callable[[Path], object]) -> None:
+    """Writes a file, if one is asked for, and names it on stderr: stdout is the report's."""
+    if path is not None:
+        save(Path(path))
+        as_json.found()["wrote"].append(str(path))
+        click.echo(f"wrote {path}", err=True)
 
 
 @click.group(name="pt2qa", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

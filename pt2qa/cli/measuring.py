@@ -11,8 +11,7 @@ import click
 import pt2qa
 from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow, measured_on, own_part
-from pt2qa.cli.group import InputFile, OutputFile, main, plan_in, say, say_wrote
-from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.cli.group import InputFile, OutputFile, main, plan_in, say, write
 from pt2qa.errors import FlowError, ReportError
 
 
@@ -34,17 +33,8 @@ from pt2qa.errors import FlowError, ReportError
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
 )
-@prints_report
-def profile(
-    flow: str,
-    spec: str | None,
-    side: Any,
-    program: Path | None,
-    backend: str | None,
-    file: Path | None,
-    histograms: bool,
-    printing: Printing,
-) -> None:
+@options.prints_report
+def profile(flow: str, spec: str | None, file: Path | None, printing: options.Printing, **asked: Any) -> None:
     """Print statistics of what every op reads and produces.
 
     That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
@@ -55,18 +45,17 @@ def profile(
       pt2qa profile flow.py -q xnnpack --side quantized -o quantized.safetensors
       pt2qa profile flow.py -q xnnpack --side deployed --program lowered -o deployed.safetensors
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    if side is not None and spec is None:
+    if asked["side"] is not None and spec is None:
         raise click.UsageError("--side needs a quantized model: give -q")
-    for option, value in (("--program", program), ("--backend", backend)):
-        if value is not None and side != "deployed":
-            raise click.UsageError(f"{option} needs --side deployed")
+    for option in ("program", "backend"):
+        if asked[option] is not None and asked["side"] != "deployed":
+            raise click.UsageError(f"--{option} needs --side deployed")
     with own_part(flow) as (given, writes):
         subject: Any = given.capture()
         if spec is not None:
             subject = pt2qa.quantize(subject, spec, given.batches)
         batches = given.evaluation if spec is None else measured_on(given)
-        asked: dict[str, Any] = {"side": side, "program": program, "backend": backend}
-        report = pt2qa.profile(subject, batches, histograms=histograms, mask=given.mask, **asked)
+        report = pt2qa.profile(subject, batches, mask=given.mask, **asked)
     if writes:
         printing.deliver(report, file)
 
@@ -95,7 +84,7 @@ def profile(
     type=OutputFile(path_type=Path),
     help="Write a Python module that quantizes with these edits.",
 )
-@prints_report
+@options.prints_report
 def repair(
     flow: str,
     spec: str,
@@ -104,7 +93,7 @@ def repair(
     file: Path | None,
     plan: Path | None,
     code: Path | None,
-    printing: Printing,
+    printing: options.Printing,
 ) -> None:
     """Improve a quantized model at no cost at run time: the same ops and kernels, with better numbers in them.
 
@@ -123,12 +112,8 @@ def repair(
     given = load_flow(flow).fitted()
     pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
     report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
-    if plan is not None:
-        report.plan.save(plan)
-        say_wrote(plan)
-    if code is not None:
-        report.save_code(code)
-        say_wrote(code)
+    write(plan, report.plan.save)
+    write(code, report.save_code)
     printing.deliver(report, file)
     if not report.met:
         raise click.exceptions.Exit(1)
@@ -138,8 +123,8 @@ def repair(
 @options.flow
 @options.quantizers
 @options.file
-@prints_report
-def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printing) -> None:
+@options.prints_report
+def compare(flow: str, specs: Sequence[str], file: Path | None, printing: options.Printing) -> None:
     """Compare several quantizers on one model, as a whole and layer by layer.
 
     The function is the same as for pt2qa analyze; its evaluation batches are measured, if it has any, else those that
@@ -186,18 +171,15 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: Printi
 )
 @options.overrides
 @options.file
-@prints_report
+@options.prints_report
 def sensitivity(
     flow: str,
     spec: str,
-    method: Any,
-    metric: str,
-    group: Any,
-    projections: int | None,
     resume: Path | None,
     overrides: Path | None,
     file: Path | None,
-    printing: Printing,
+    printing: options.Printing,
+    **asked: Any,
 ) -> None:
     """Rank activations and weights by what quantizing each one alone costs the output.
 
@@ -217,16 +199,7 @@ def sensitivity(
         raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
     with own_part(flow) as (given, writes):
         pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan)
-        report = pt2qa.sensitivity(
-            pair,
-            measured_on(given),
-            mask=given.mask,
-            method=method,
-            metric=metric,
-            group=group,
-            projections=projections,
-            resume=before,
-        )
+        report = pt2qa.sensitivity(pair, measured_on(given), mask=given.mask, resume=before, **asked)
     if writes:
         printing.deliver(report, file)
 
@@ -236,8 +209,8 @@ def sensitivity(
 @click.argument("b", metavar="B.pt2", type=InputFile(path_type=Path))
 @options.flow
 @options.file
-@prints_report
-def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: Printing) -> None:
+@options.prints_report
+def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: options.Printing) -> None:
     """Compare two graphs of one model, value by value, with A.pt2 as the signal.
 
     Both are files of torch.export.save, made from one capture. The function is the same as for pt2qa analyze; its

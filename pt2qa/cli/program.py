@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from pt2qa import _interrupts
-from pt2qa._interrupts import Interrupts
-from pt2qa.cli.exit_codes import FAILED, INTERRUPTED
+from pt2qa._interrupts import INTERRUPTED, Interrupts
 
 
 class Lasting(io.RawIOBase):
@@ -92,7 +91,7 @@ class Program:
                 sys.stdout.flush()
             if stdout is not None and stdout.error is not None and stdout.error.errno != errno.EPIPE and code == 0:
                 _say(f"cannot write to stdout: {stdout.error.strerror or stdout.error}")
-                code = FAILED
+                code = 2
         return code
 
     def __call__(self, args: Sequence[str] | None = None, **extra: Any) -> Any:

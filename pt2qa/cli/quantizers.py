@@ -18,7 +18,6 @@ from pt2qa._near_names import near_names
 from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import main, plan_in
-from pt2qa.cli.printing import Printing, prints_report
 from pt2qa.errors import PluginError
 
 if TYPE_CHECKING:
@@ -58,17 +57,13 @@ def quantizers(chosen: str | None, width: int | None) -> None:
         click.echo(reason, err=True)
     if not found:
         return
-    written = {name: _options(plugin) for name, plugin in found.items()}
-    taken = max(map(len, found)) + max(len(line) for lines in written.values() for line in lines) + 4
-    room = max(_SUMMARY_WIDTH, screen_width(width) - taken)
-    rows = [
-        (name, "\n".join(textwrap.wrap(plugin.summary, room)), "\n".join(written[name]))
-        for name, plugin in sorted(found.items())
-    ]
-    listed = [
-        {"name": name, "summary": plugin.summary, "options": written[name]} for name, plugin in sorted(found.items())
+    listed: list[dict[str, Any]] = [
+        {"name": name, "summary": plugin.summary, "options": _options(plugin)} for name, plugin in sorted(found.items())
     ]
     as_json.found()["reports"].append({"kind": "quantizers", "tables": {"rows": listed}})
+    taken = max(map(len, found)) + max(len(line) for each in listed for line in each["options"]) + 4
+    room = max(_SUMMARY_WIDTH, screen_width(width) - taken)
+    rows = [(each["name"], textwrap.fill(each["summary"], room), "\n".join(each["options"])) for each in listed]
     click.echo(tabulate(rows, headers=("name", "summary", "options"), disable_numparse=True))
 
 
@@ -88,7 +83,7 @@ def _spelled(value: Any) -> str:
 @click.option("--calibrate", is_flag=True, help="Also quantize, and show what the converted model does.")
 @options.overrides
 @options.file
-@prints_report
+@options.prints_report
 def list_annotations(
     flow: str,
     spec: str,
@@ -96,7 +91,7 @@ def list_annotations(
     calibrate: bool,
     overrides: Path | None,
     file: Path | None,
-    printing: Printing,
+    printing: options.Printing,
 ) -> None:
     """List what a quantizer annotates: inputs, weights and output of every op.
 
@@ -131,7 +126,7 @@ def list_annotations(
     help="Check the annotations against what this quantizer's backend supports.  [default: its own]",
 )
 @options.file
-@prints_report
+@options.prints_report
 def conformance(
     quantizer: str,
     models: str | None,
@@ -139,7 +134,7 @@ def conformance(
     qat: bool,
     spec: str | None,
     file: Path | None,
-    printing: Printing,
+    printing: options.Printing,
 ) -> None:
     """Check that a quantizer behaves correctly, on small models of one pattern each.
 

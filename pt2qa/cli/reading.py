@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ import click
 
 from pt2qa._printable import clean_lines
 from pt2qa.cli import as_json, options
-from pt2qa.cli.group import InputFile, OutputFile, main, say_wrote
-from pt2qa.cli.printing import Printing, prints_report
+from pt2qa.cli.group import InputFile, OutputFile, main, write
 from pt2qa.errors import ReportError
 
 
@@ -20,8 +20,8 @@ from pt2qa.errors import ReportError
 @click.option("--open", "opened", multiple=True, metavar="OP", help="Show the steps of a recurrent op; repeatable.")
 @click.option("--by-block", is_flag=True, help="Show each op of equal blocks once: its worst block, and the median.")
 @click.option("--code", "prints_code", is_flag=True, help="Print the code of a reconfiguration or a diagnosis.")
-@prints_report
-def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool, printing: Printing) -> None:
+@options.prints_report
+def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool, printing: options.Printing) -> None:
     """Print a report file.
 
     \b
@@ -66,15 +66,14 @@ def html(reports: Sequence[Path], file: Path) -> None:
     from pt2qa._report.html import write_html
     from pt2qa.report import load
 
-    write_html([load(report) for report in reports], file)
-    say_wrote(file)
+    write(file, functools.partial(write_html, [load(report) for report in reports]))
 
 
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
-@prints_report
+@options.prints_report
 @options.file
-def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> None:
+def merge(reports: Sequence[Path], file: Path | None, printing: options.Printing) -> None:
     """Merge reports of parts of the data into one.
 
     Its numbers are those of one run over all batches, in the order of the files. The files must come from one model,
@@ -100,9 +99,9 @@ def merge(reports: Sequence[Path], file: Path | None, printing: Printing) -> Non
     metavar="X",
     help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
-@prints_report
+@options.prints_report
 @options.file
-def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Path | None, printing: Printing) -> None:
+def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **asked: Any) -> None:
     """Show what changed between two report files of one kind.
 
     Rows are matched by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the amount of
@@ -114,8 +113,7 @@ def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Pa
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa import report
 
-    found = report.diff(report.load(old), report.load(new), by=by, tolerance=tolerance)
-    printing.show(found, file)
+    printing.show(report.diff(report.load(old), report.load(new), **asked), file)
 
 
 @main.command()
@@ -137,16 +135,7 @@ def diff(old: Path, new: Path, by: str | None, tolerance: float | None, file: Pa
 @click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print failed checks as annotations for GitHub Actions.")
 @options.width
-def gate(
-    report: Path,
-    require: Sequence[str],
-    baseline: Path | None,
-    max_drop: float | None,
-    by: str | None,
-    junit: str | None,
-    github: bool,
-    width: int | None,
-) -> None:
+def gate(report: Path, baseline: Path | None, junit: str | None, github: bool, width: int | None, **asked: Any) -> None:
     """Fail if a report does not meet its requirements.
 
     \b
@@ -164,10 +153,8 @@ def gate(
     from pt2qa._report.atomic import write_atomic
 
     old = None if baseline is None else reports.load(baseline)
-    result = reports.gate(reports.load(report), require=require, baseline=old, max_drop=max_drop, by=by)
-    if junit is not None:
-        write_atomic(junit, result.junit().encode("utf-8"))
-        say_wrote(junit)
+    result = reports.gate(reports.load(report), baseline=old, **asked)
+    write(junit, functools.partial(write_atomic, content=result.junit()))
     as_json.found()["reports"].append(result)
     click.echo(result.text(width=width))
     if github and not (result.passed and not result.warnings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -14,7 +15,7 @@ import click
 from pt2qa._near_names import near_names
 from pt2qa._report.atomic import write_atomic
 from pt2qa.cli.flow import Flow, load_flow
-from pt2qa.cli.group import OutputFile, main, say, say_wrote
+from pt2qa.cli.group import OutputFile, main, say, write
 from pt2qa.errors import FlowError
 
 _ZOOS: Final = {
@@ -27,6 +28,20 @@ _ZOOS: Final = {
     ),
 }
 """How packages make a model: with the weights that they have for it, or without any."""
+
+_LOGITS: Final = '''
+
+class Logits(torch.nn.Module):
+    """The model with a tensor as its output."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids, attention_mask):
+        return self.net(input_ids=input_ids, attention_mask=attention_mask).logits
+'''
+"""What makes a model of transformers one that :mod:`pt2qa` takes."""
 
 _TRANSFORMS: Final = {
     "torchvision": "torchvision.models.get_model_weights({0!r}).DEFAULT.transforms()",
@@ -89,8 +104,7 @@ def init(what: str, model: str | None, data: str | None, size: str | None, file:
     draft = _Draft(file)
     draft.model(what, weights)
     draft.data(data, size)
-    write_atomic(file, draft.text(what).encode("utf-8"))
-    say_wrote(file)
+    write(file, functools.partial(write_atomic, content=draft.text()))
     _try(load_flow(str(file)), file)
     if draft.parts["drawn"]:
         say(f"{what} has the weights that it starts with; for trained ones: pt2qa init WEIGHTS.pt --model {what}")
@@ -122,13 +136,13 @@ class _Draft:
 
     def __init__(self, file: Path) -> None:
         self.home = file.resolve().parent
-        self.folders: dict[str, None] = {}
-        self.imports = {"import torch": None, "from torch.utils.data import DataLoader, Subset": None}
+        self.folders: list[str] = []
+        self.imports = {"import torch", "from torch.utils.data import DataLoader, Subset"}
         self.parts: dict[str, Any] = {}
         self.zoo = ("", "")
         self.net: Any = None
 
-    def text(self, what: str) -> str:
+    def text(self) -> str:
         """The flow file."""
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -139,8 +153,8 @@ class _Draft:
             trim_blocks=True,
             keep_trailing_newline=True,
         )
-        parts = {"what": what, "folders": list(self.folders), "imports": sorted(self.imports, key=_order), **self.parts}
-        return environment.get_template("flow.py.jinja").render(parts)
+        imports = sorted(self.imports, key=lambda line: (line.startswith("from"), line))
+        return environment.get_template("flow.py.jinja").render(folders=self.folders, imports=imports, **self.parts)
 
     def value(self, *lines: str) -> Any:
         """What the last of some lines gives after the imports."""
@@ -154,11 +168,11 @@ class _Draft:
     def model(self, what: str, weights: str | None) -> None:
         """The model that ``what`` names, with its own weights or those of a file."""
         zoo, _, name = what.partition(":")
-        self.parts["wrapper"] = "Logits" if zoo == "transformers" else ""
+        self.parts["wrapper"] = _LOGITS if zoo == "transformers" else ""
         if zoo in _ZOOS:
             self.zoo = (zoo, name)
             template, *own = _ZOOS[zoo]
-            self.imports[f"import {zoo}"] = None
+            self.imports.add(f"import {zoo}")
             made = template.format(name, own=own[weights is not None].format(name))
         else:
             made = self.named(what, "the model")
@@ -172,7 +186,7 @@ class _Draft:
     def _weights(self, file: str) -> str:
         """The expression for the weights in a file, which may hold them under a name."""
         if file.endswith(".safetensors"):
-            self.imports["from safetensors.torch import load_file"] = None
+            self.imports.add("from safetensors.torch import load_file")
             return f"load_file({file!r})"
         loaded = f"torch.load({file!r}, map_location='cpu', weights_only=True)"
         nested = [key for key, value in self.value(loaded).items() if isinstance(value, Mapping)]
@@ -186,15 +200,15 @@ class _Draft:
         if source.endswith(".py") and not Path(source).is_file():
             raise FlowError(f"{source}: no such file")
         module = Path(source).stem if source.endswith(".py") else source
-        if folder != self.home:
-            self.folders[str(folder)] = None
+        if folder != self.home and str(folder) not in self.folders:
+            self.folders.append(str(folder))
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
         found = self.value(f"import {module}", module)
         name = name or _model_in(found, source)
         if not hasattr(found, name):
             raise FlowError(f"{source} has no {name!r} for {wanted}; it has {near_names(name, _public(found))}")
-        self.imports[f"from {module} import {name}"] = None
+        self.imports.add(f"from {module} import {name}")
         value = getattr(found, name)
         return f"{name}()" if isinstance(value, type) or hasattr(value, "__code__") else name
 
@@ -221,7 +235,7 @@ class _Draft:
     def _random(self, size: str | None) -> list[str]:
         import torch
 
-        self.imports["from torch.utils.data import TensorDataset"] = None
+        self.imports.add("from torch.utils.data import TensorDataset")
         if self.zoo[0] == "transformers":
             ids = f"torch.randint({self.net.net.config.vocab_size}, (BATCH * 4, 64))"
             return [f"ids = {ids}", "[{'input_ids': each, 'attention_mask': torch.ones_like(each)} for each in ids]"]
@@ -241,13 +255,13 @@ class _Draft:
     def _arrays(self, file: str) -> list[str]:
         import numpy as np
 
-        self.imports |= {"import numpy as np": None, "from torch.utils.data import TensorDataset": None}
+        self.imports |= {"import numpy as np", "from torch.utils.data import TensorDataset"}
         names = sorted(np.load(file).files, key=lambda name: name.lower() in _LABELS)
         each = ", ".join(f"torch.from_numpy(arrays[{name!r}])" for name in names)
         return [f"arrays = np.load({file!r})", f"TensorDataset({each})"]
 
     def _pictures(self, folder: str, size: str | None) -> list[str]:
-        self.imports["import torchvision"] = None
+        self.imports.add("import torchvision")
         transform = _TRANSFORMS.get(self.zoo[0], "").format(self.zoo[1])
         if not transform:
             size = size or _asked("--input", "the size of the pictures that the model takes, as 3x224x224")
@@ -255,10 +269,6 @@ class _Draft:
             steps = f"torchvision.transforms.Resize(({height}, {width})), torchvision.transforms.ToTensor()"
             transform = f"torchvision.transforms.Compose([{steps}])"
         return [f"torchvision.datasets.ImageFolder({folder!r}, {transform})"]
-
-
-def _order(line: str) -> tuple[bool, str]:
-    return line.startswith("from"), line
 
 
 def _public(module: Any) -> list[str]:

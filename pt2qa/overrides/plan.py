@@ -268,7 +268,7 @@ class OverridePlan:
         Raises:
             ReportError: the file cannot be written.
         """
-        write_atomic(path, self.to_json().encode())
+        write_atomic(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> OverridePlan:

@@ -150,7 +150,7 @@ def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str])
     Traceback (most recent call last):
     pt2qa.errors.ReportError: cannot write /nowhere/report.html: the folder /nowhere does not exist; create it first
     """
-    write_atomic(path, html_page(reports).encode("utf-8", "backslashreplace"))
+    write_atomic(path, html_page(reports))
 
 
 def html_page(reports: Report | Sequence[Report]) -> str:
