@@ -24,7 +24,7 @@ from pt2qa._printable import clean
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import reconfigure
 from pt2qa._reconfigure.report import Reconfiguration
-from pt2qa._report.atomic import locked, remove_abandoned, write_atomic
+from pt2qa._report.atomic import locked, make_folder, remove_abandoned, write_atomic
 from pt2qa._report.base import Report, write_text
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
@@ -335,10 +335,7 @@ class QuantAnalysis:
 
         They are recorded again when they are written, since another process may have cleaned the folder in between.
         """
-        try:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ReportError(f"cannot create the folder {self.out_dir}: {error.strerror or error}") from error
+        make_folder(self.out_dir)
         with locked(self.out_dir / LOCK):
             written = self._contents()
             for name in names:

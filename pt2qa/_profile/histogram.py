@@ -1,4 +1,4 @@
-"""Histograms with fixed bins, so that merging chunks gives exactly the histogram of the whole.
+"""Histograms with fixed bins, so that those of chunks merge exactly, and arrays of many values as a report keeps them.
 
 The bins are those of a float32's first bits: sign, exponent and the first five bits of the mantissa.  They cover every
 magnitude, each is at most 1/32 as wide as its values are large, and they do not depend on data.  Does not use torch.
@@ -6,7 +6,7 @@ magnitude, each is at most 1/32 as wide as its values are large, and they do not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, nan
 from typing import Any, Final
@@ -14,7 +14,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pt2qa.errors import ReportError
+
 Array = npt.NDArray[Any]
+Packed = dict[str, Array]
+"""Arrays by name; those of value i are ``offsets[i]`` to ``offsets[i + 1]``."""
+
+OFFSETS: Final = "offsets"
+HISTOGRAM: Final = ("bins", "counts")
+CHANNELS: Final = ("count", "min", "max", "mean", "variance", "zeros")
 
 MANTISSA_BITS: Final = 5
 """Bits of the mantissa that tell bins apart: 32 bins for each power of two."""
@@ -164,3 +172,40 @@ def _edge(magnitude: Array) -> Array:
     edges = (np.minimum(magnitude, BINS).astype(np.int32) << SHIFT).view(np.float32)
     finite: Array = np.minimum(edges, np.finfo(np.float32).max).astype(np.float64)
     return finite
+
+
+def packed(names: Sequence[str], values: Iterable[Sequence[Array]]) -> Packed:
+    """The arrays of many values, concatenated; each value's have one length."""
+    rows = [tuple(value) for value in values]
+    offsets = np.cumsum([0, *(len(arrays[0]) for arrays in rows)]).astype(np.int64)
+    columns = zip(*rows, strict=True)
+    return {OFFSETS: offsets, **{name: np.concatenate(column) for name, column in zip(names, columns, strict=True)}}
+
+
+def unpacked(arrays: Packed, names: Sequence[str], value: int) -> list[Array]:
+    """The arrays of one value; a ReportError if there are none."""
+    offsets = arrays.get(OFFSETS, ())
+    if not 0 <= value < len(offsets) - 1:
+        raise ReportError(f"the profile has no arrays for the value number {value}; it has {max(0, len(offsets) - 1)}")
+    start, end = offsets[value : value + 2]
+    return [arrays[name][start:end] for name in names]
+
+
+def check_packed(field_name: str, arrays: Packed, names: Sequence[str], values: int) -> None:
+    """Raises a ReportError if arrays do not fit each other, and as many values."""
+    if not arrays:
+        return
+    if set(arrays) != {OFFSETS, *names}:
+        raise ReportError(f"{field_name}: got arrays {sorted(arrays)}, expected {sorted([OFFSETS, *names])}, or none")
+    offsets, lengths = arrays[OFFSETS], {arrays[name].shape for name in names}
+    fits = (
+        offsets.dtype.kind == "i"
+        and offsets.ndim == 1
+        and len(offsets) > values
+        and not np.any(offsets[1:] < offsets[:-1])
+    )
+    if not fits or offsets[0] != 0 or lengths != {(int(offsets[-1]),)}:
+        raise ReportError(
+            f"{field_name}: the arrays do not fit {values} values: offsets {offsets.shape} end at "
+            f"{offsets.reshape(-1)[-1:].tolist()}, and the arrays have the shapes {sorted(lengths)}"
+        )

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pt2qa._near_names import near_names
-from pt2qa._profile.histogram import BINS, Histogram
-from pt2qa._profile.packing import CHANNELS, HISTOGRAM, Packed, check_packed, unpacked
+from pt2qa._profile.histogram import BINS, CHANNELS, HISTOGRAM, Histogram, Packed, check_packed, unpacked
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Block, DataReport, Report, data_read
-from pt2qa._report.columns import column
+from pt2qa._report.columns import EXACT, column
 from pt2qa._report.events import Event, Runs, Scalar
 from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
@@ -25,9 +24,6 @@ from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
 SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
-
-MOST: Final = 2**53
-"""Values that the histograms of a report may hold: floats count so far."""
 
 BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
@@ -240,5 +236,5 @@ def _check_counted(bins: Array, counts: Array) -> None:
     if bins.dtype != np.int32 or counts.dtype != np.int64:
         raise ReportError(f"histograms: bins are {bins.dtype} and counts {counts.dtype}, expected int32 and int64")
     # The sum in floats: an integer sum might overflow, and look small.
-    if np.any(np.abs(bins.astype(np.int64)) > BINS) or np.any(counts < 0) or counts.sum(dtype=np.float64) > MOST:
-        raise ReportError(f"histograms: expected bins from {-BINS} to {BINS}, and counts from 0 to {MOST} in all")
+    if np.any(np.abs(bins.astype(np.int64)) > BINS) or np.any(counts < 0) or counts.sum(dtype=np.float64) > EXACT:
+        raise ReportError(f"histograms: expected bins from {-BINS} to {BINS}, and counts from 0 to {EXACT} in all")

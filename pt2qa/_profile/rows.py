@@ -19,7 +19,23 @@ BULK: Final = 0.999
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProfileRow(Row):
+class _ValueRow(Row):
+    """A row of one value at one op, whose fields :class:`ProfileRow` describes."""
+
+    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
+    module: str
+    op: Annotated[str, column(importance=1, shrinks_to=12)]
+    role: Annotated[Role, column(key=True)]
+    argument: Annotated[str, column(key=True)]
+
+    @derived("value", importance=0, shrinks_to=6)
+    def place(self) -> str:
+        """What a table calls the value: ``output``, ``weight``, ``input`` with the argument where that says more."""
+        return place_of(self.role, self.argument)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileRow(_ValueRow):
     """One value at one op, over all batches.  All rows of a value, at its producer and its readers, agree.
 
     NaN and infinities are counted, and left out of every other number::
@@ -66,11 +82,6 @@ class ProfileRow(Row):
         *("zeros", "saturation", "range_use"),
     )
 
-    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
-    module: str
-    op: Annotated[str, column(importance=1, shrinks_to=12)]
-    role: Annotated[Role, column(key=True)]
-    argument: Annotated[str, column(key=True)]
     of: str
     dtype: Annotated[str, column(importance=4)]
     scheme: Literal["", "per_tensor", "per_channel", "dynamic"]
@@ -104,11 +115,6 @@ class ProfileRow(Row):
         """Standard deviation, the root of ``variance``."""
         return sqrt(self.variance) if self.variance >= 0 else nan
 
-    @derived("value", importance=0, shrinks_to=6)
-    def place(self) -> str:
-        """What a table calls the value: ``output``, ``weight``, ``input`` with the argument where that says more."""
-        return place_of(self.role, self.argument)
-
     @derived("NaN\ninf", importance=9, optional=True)
     def nonfinite(self) -> int:
         """How many values are NaN or infinite."""
@@ -116,7 +122,7 @@ class ProfileRow(Row):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProfileShift(Row):
+class ProfileShift(_ValueRow):
     """One value in two profiles, ``a`` and ``b``.
 
     Shifts are in units of the range of a::
@@ -144,11 +150,6 @@ class ProfileShift(Row):
         *("a_mean", "b_mean", "a_std", "b_std", "range_ratio"),
     )
 
-    name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
-    module: str
-    op: Annotated[str, column(importance=1, shrinks_to=12)]
-    role: Annotated[Role, column(key=True)]
-    argument: Annotated[str, column(key=True)]
     a_dtype: str
     b_dtype: Annotated[str, column("dtype\nb", importance=2)]
     distance: Annotated[float, column("moved\nσ", importance=9)]
@@ -172,11 +173,6 @@ class ProfileShift(Row):
     a_value: Annotated[int, column(extended=True)] = -1
     b_value: Annotated[int, column(extended=True)] = -1
     handle: Annotated[int, column(worse="smaller", extended=True)] = -1
-
-    @derived("value", importance=0, shrinks_to=6)
-    def place(self) -> str:
-        """As :attr:`ProfileRow.place`."""
-        return place_of(self.role, self.argument)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

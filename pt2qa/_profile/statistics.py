@@ -155,24 +155,23 @@ def _prefix_counts(x: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelStatistics:
-    """What a profile says about each channel; all arrays have one number per channel.
+    """What a profile says about each channel, as its report keeps it: all arrays have one number per channel.
 
-    ``squares`` are summed distances from the mean.  Tensors with another number of channels (the axis is dynamic)
-    cannot be merged: the result is ``uneven`` and empty.
+    A channel without values has nan, and 0 as its share of ``zeros``.  Tensors with another number of channels (the
+    axis is dynamic) cannot be merged: the result is ``uneven``, which has no channels.
     """
 
     count: Array
-    smallest: Array
-    largest: Array
+    min: Array
+    max: Array
     mean: Array
-    squares: Array
+    variance: Array
     zeros: Array
-    uneven: bool = False
 
     @classmethod
-    def empty(cls, channels: int, *, uneven: bool = False) -> ChannelStatistics:
-        none, whole = np.zeros(channels), np.zeros(channels, np.int64)
-        return cls(whole, np.full(channels, np.inf), np.full(channels, -np.inf), none, none, whole, uneven)
+    def empty(cls, channels: int = 0) -> ChannelStatistics:
+        none = np.full(channels, np.nan)
+        return cls(np.zeros(channels, np.int64), none, none, none, none, np.zeros(channels))
 
     @classmethod
     def of(cls, x: Tensor, axis: int) -> ChannelStatistics:
@@ -186,55 +185,39 @@ class ChannelStatistics:
     def _of_chunk(cls, x: Tensor) -> ChannelStatistics:
         """Those of a float64 tensor of shape (channels, values)."""
         finite = x.isfinite()
-        mean = torch.where(finite, x, 0.0).sum(1) / finite.sum(1).clamp(min=1)
-        apart = torch.where(finite, x - mean[:, None], 0.0)
-        parts = (
-            finite.sum(1),
-            torch.where(finite, x, torch.inf).amin(1),
-            torch.where(finite, x, -torch.inf).amax(1),
-            mean,
-            apart.square_().sum(1),
-            (x == 0).sum(1),
-        )
-        count, smallest, largest, means, squares, zeros = (part.cpu().numpy() for part in parts)
-        return cls(count, smallest, largest, means, squares, zeros)
+        count, total = finite.sum(1), finite.sum(1).clamp(min=1)
+        mean = torch.where(finite, x, 0.0).sum(1) / total
+        variance = torch.where(finite, x - mean[:, None], 0.0).square_().sum(1) / total
+        low, high = torch.where(finite, x, torch.inf).amin(1), torch.where(finite, x, -torch.inf).amax(1)
+        known = (torch.where(count > 0, part, torch.nan) for part in (low, high, mean, variance))
+        return cls(*(part.cpu().numpy() for part in (count, *known, (x == 0).sum(1) / total.double())))
+
+    @property
+    def uneven(self) -> bool:
+        return not len(self.count)
 
     def merge(self, other: ChannelStatistics) -> ChannelStatistics:
-        if self.uneven or other.uneven or len(self.count) != len(other.count):
-            return ChannelStatistics.empty(0, uneven=True)
+        if len(self.count) != len(other.count):
+            return ChannelStatistics.empty()
         count = self.count + other.count
-        apart, total = other.mean - self.mean, np.maximum(count, 1)
+        ours, theirs = self.count / np.maximum(count, 1), other.count / np.maximum(count, 1)
+
+        def mean(one: Array, another: Array) -> Array:
+            both = np.where(ours > 0, one, 0.0) * ours + np.where(theirs > 0, another, 0.0) * theirs
+            return np.where(count > 0, both, np.nan)
+
+        between = np.where((ours > 0) & (theirs > 0), other.mean - self.mean, 0.0) ** 2 * ours * theirs
         return ChannelStatistics(
             count,
-            np.minimum(self.smallest, other.smallest),
-            np.maximum(self.largest, other.largest),
-            # A side without values has mean 0, which must not count.
-            np.where(self.count == 0, other.mean, self.mean + apart * other.count / total),
-            self.squares + other.squares + apart * apart * (self.count * other.count / total),
-            self.zeros + other.zeros,
-        )
-
-    @classmethod
-    def of_arrays(
-        cls, count: Array, low: Array, high: Array, mean: Array, variance: Array, zeros: Array
-    ) -> ChannelStatistics:
-        if not len(count):
-            return cls.empty(0, uneven=True)
-        seen = count > 0
-        return cls(
-            count,
-            np.where(seen, low, np.inf),
-            np.where(seen, high, -np.inf),
-            np.where(seen, mean, 0.0),
-            np.where(seen, variance * count, 0.0),
-            np.rint(zeros * np.maximum(count, 1)).astype(np.int64),
+            np.fmin(self.min, other.min),
+            np.fmax(self.max, other.max),
+            mean(self.mean, other.mean),
+            mean(self.variance, other.variance) + between,
+            (self.zeros * self.count + other.zeros * other.count) / np.maximum(count, 1),
         )
 
     def arrays(self) -> tuple[Array, ...]:
-        """What a report keeps: count, min, max, mean, variance, share of zeros; nan for a channel without values."""
-        seen, count = self.count > 0, np.maximum(self.count, 1)
-        low, high, mean = (np.where(seen, each, np.nan) for each in (self.smallest, self.largest, self.mean))
-        return self.count, low, high, mean, np.where(seen, self.squares / count, np.nan), self.zeros / count
+        return self.count, self.min, self.max, self.mean, self.variance, self.zeros
 
 
 def _chunks(x: Tensor, axis: int) -> Iterator[Tensor]:

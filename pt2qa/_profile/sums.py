@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed, unpacked
+from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, Histogram, packed, unpacked
 from pt2qa._profile.plan import Value
 from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import ChannelStatistics, Statistics
@@ -54,7 +53,7 @@ def described_by(value: Value, seen: ValueStatistics) -> Described:
 def packed_values(described: Sequence[Described], seen: Sequence[ValueStatistics], wanted: Wanted) -> dict[str, Any]:
     """The fields of a report that hold arrays: histograms, channels and sums, of all values in order."""
     histograms = [each.statistics.histogram or Histogram() for each in seen] if wanted.histograms else []
-    channels = [(each.channels or ChannelStatistics.empty(0)).arrays() for each in seen] if wanted.per_channel else []
+    channels = [(each.channels or ChannelStatistics.empty()).arrays() for each in seen] if wanted.per_channel else []
     settings = {"histograms": str(wanted.histograms), "per_channel": str(wanted.per_channel)}
     if wanted.mask:
         settings["mask"] = wanted.mask
@@ -100,7 +99,7 @@ def _seen(report: Any) -> list[ValueStatistics]:
     found = []
     for number, own in enumerate(unpack(report.sums, "values", ValueSums())):
         histogram = Histogram(*unpacked(report.histograms, HISTOGRAM, number)) if report.histograms else None
-        channels = ChannelStatistics.of_arrays(*unpacked(report.channels, CHANNELS, number)) if own.axis >= 0 else None
+        channels = ChannelStatistics(*unpacked(report.channels, CHANNELS, number)) if own.axis >= 0 else None
         statistics = replace(own.statistics, histogram=histogram)
         found.append(ValueStatistics(statistics, own.dtype, own.shape, own.clamped, own.axis, channels))
     return found

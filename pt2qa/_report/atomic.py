@@ -32,13 +32,11 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
         raise ReportError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
     if target.exists() and not target.is_file():
         # A pipe or a device: a rename would put a file in its place.
-        try:
+        with _reported(f"write {path}"):
             target.write_bytes(data)
-        except OSError as error:
-            raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
         return
     remove_abandoned(target)
-    try:
+    with _reported(f"write {path}"):
         temporary, file = _temporary(target)
         with file:
             try:
@@ -51,8 +49,20 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
                 temporary.unlink(missing_ok=True)
                 raise
         _sync_folder(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder to write to, if it is missing."""
+    with _reported(f"create the folder {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ReportError(f"cannot {what}: {error.strerror or error}") from error
 
 
 def remove_abandoned(target: Path) -> None:
@@ -71,10 +81,8 @@ def remove_abandoned(target: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file: one process at a time runs the block.  The file is removed afterwards."""
-    try:
+    with _reported(f"write {path}"):
         descriptor = _held(path)
-    except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
     try:
         yield
     finally:

@@ -100,6 +100,11 @@ class Column:
         return (self.least is None or not number < self.least) and (self.most is None or not number > self.most)
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether its cells can be better or worse; texts, shapes and booleans can only be equal or not."""
+        return self.type in ("int", "float")
+
+    @property
     def limits(self) -> str:
         """What it may hold, in words."""
         least = "" if self.least is None else f" from {self.least}"

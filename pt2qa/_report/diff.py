@@ -14,9 +14,7 @@ from pt2qa._report.formats import shorten
 from pt2qa._report.measures import (
     Measure,
     Reading,
-    column_of,
     find_measure,
-    is_ordered,
     readings,
     smaller_is_worse,
 )
@@ -72,7 +70,7 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
     if tolerance is not None and not 0 <= tolerance < inf:
         raise ReportError(f"tolerance: got {tolerance}, expected 0 or more, in the unit of what is compared")
     measure = find_measure((old, new), by)
-    unit = column_of(new, measure).unit
+    unit = measure.of(new).unit
     allowed = _tolerance(unit) if tolerance is None else tolerance
     return ReportDiff(
         rows=_diff_rows(old, new, measure, allowed),
@@ -96,7 +94,7 @@ def _tolerance(unit: str) -> float:
 
 def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> tuple[DiffRow, ...]:
     before, after = ({each.key: each for each in readings(report, measure)} for report in (old, new))
-    ordered = is_ordered(new, measure)
+    ordered = measure.of(new).is_ordered
     rows = []
     for key in _in_order(list(before), list(after)):
         a, b = before.get(key), after.get(key)
@@ -107,7 +105,7 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
         else:
             ways = (smaller_is_worse(report, measure, key) for report in (new, old))
             smaller = next((way for way in ways if way is not None), None)
-            rows.append(_compared(b.name, b.role, a.number, b.number, smaller, tolerance, (a.note, b.note)))
+            rows.append(_compared(a, b, smaller, tolerance))
     return tuple(rows)
 
 
@@ -143,25 +141,24 @@ def _compared_texts(a: Reading, b: Reading) -> DiffRow:
     return DiffRow(b.name, b.role, "changed", note=f"{a.text or 'nothing'} → {b.text or 'nothing'}")
 
 
-def _compared(
-    name: str, role: str, before: float, after: float, smaller: bool | None, tolerance: float, notes: tuple[str, str]
-) -> DiffRow:
+def _compared(a: Reading, b: Reading, smaller: bool | None, tolerance: float) -> DiffRow:
     """Two numbers, compared; which one is worse follows from the measure's direction, if known.
 
     The difference of two equal infinities is nan, though nothing changed.
     """
+    place = b.name, b.role
+    numbers = before, after = a.number, b.number
     change = 0.0 if before == after else after - before
     loss = -change if smaller else change
     if isnan(change):
-        lacks = [isnan(value) for value in (before, after)]
+        lacks = isnan(before), isnan(after)
         when = "before and now" if all(lacks) else "before" if lacks[0] else "now"
-        note = f"no number {when}: {notes[1 if lacks[1] else 0] or 'nan'}"
-        return DiffRow(name, role, "unchanged" if all(lacks) else "changed", before, after, note=note)
+        note = f"no number {when}: {(b if lacks[1] else a).note or 'nan'}"
+        return DiffRow(*place, "unchanged" if all(lacks) else "changed", *numbers, note=note)
     if smaller is None:
-        alike: Status = "changed" if abs(change) > tolerance else "unchanged"
-        return DiffRow(name, role, alike, before, after, change + 0.0)
+        return DiffRow(*place, "changed" if abs(change) > tolerance else "unchanged", *numbers, change + 0.0)
     status: Status = "worse" if loss > tolerance else "better" if -loss > tolerance else "unchanged"
-    return DiffRow(name, role, status, before, after, change + 0.0, loss + 0.0)
+    return DiffRow(*place, status, *numbers, change + 0.0, loss + 0.0)
 
 
 def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:
@@ -175,9 +172,8 @@ def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[
             for row in _diff_rows(old, new, Measure("outputs", name), allowed):
                 yield replace(row, role=name, unit=column.unit)
         else:
-            before, after = (float(getattr(report, name)) for report in (old, new))
-            row = _compared(name, "", before, after, column.worse == "smaller", allowed, ("", ""))
-            yield replace(row, unit=column.unit)
+            a, b = (Reading((), name, "", float(getattr(report, name)), "", "") for report in (old, new))
+            yield replace(_compared(a, b, column.worse == "smaller", allowed), unit=column.unit)
 
 
 def _changes(old: Report, new: Report) -> Iterator[Change]:
@@ -205,7 +201,7 @@ def _shown(value: Any) -> str:
 
 
 def _worst_is(old: Report, new: Report, measure: Measure) -> str:
-    if not is_ordered(new, measure):
+    if not measure.of(new).is_ordered:
         return ""
     pairs = ((report, each.key) for report in (new, old) for each in readings(report, measure))
     ways = {smaller_is_worse(report, measure, key) for report, key in pairs} - {None}

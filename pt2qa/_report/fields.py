@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -105,20 +105,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a field is written and read, and the schema that introduced it."""
+    """How a field is written, as arrays and JSON values by name, and read, and the schema that introduced it."""
 
-    write: Callable[[str, Any, dict[str, Array], dict[str, str]], None]
+    write: Callable[[str, Any], dict[str, Any]]
     read: Callable[[str, Source], Any]
     since: int = 1
 
 
 def encode(report: Any) -> tuple[dict[str, Array], dict[str, str]]:
     """A report's fields as tensors and JSON text."""
-    tensors: dict[str, Array] = {}
-    text: dict[str, str] = {}
+    parts: dict[str, Any] = {}
     for name, codec in codecs_of(type(report)).items():
-        codec.write(name, getattr(report, name), tensors, text)
-    return tensors, text
+        parts |= codec.write(name, getattr(report, name))
+    tensors = {name: part for name, part in parts.items() if isinstance(part, np.ndarray)}
+    return tensors, {name: json.dumps(part) for name, part in parts.items() if name not in tensors}
 
 
 def decode(report_type: type[Value], source: Source) -> Value:
@@ -147,9 +147,9 @@ def codecs_of(report_type: type[Any]) -> dict[str, Codec]:
 
 def _codec_of(where: str, hint: Any, number: Column | None) -> Codec:
     if number is not None:
-        return Codec(_write_json, partial(_read_number, number))
+        return Codec(_write_value, partial(_read_number, number))
     if hint is str:
-        return Codec(_write_json, lambda name, source: source.json(name, "text", _is_text))
+        return Codec(_write_value, lambda name, source: source.json(name, "text", _is_text))
     if hint == tuple[str, ...]:
         return Codec(_write_texts, _read_texts)
     if get_origin(hint) is tuple and is_dataclass(row_type := get_args(hint)[0]) and isinstance(row_type, type):
@@ -157,16 +157,16 @@ def _codec_of(where: str, hint: Any, number: Column | None) -> Codec:
     if get_origin(hint) is dict and get_args(hint)[0] is str and get_origin(get_args(hint)[1]) in ARRAYS:
         return Codec(_write_arrays, _read_arrays)
     if is_dataclass(hint) and set(get_type_hints(hint).values()) == {str}:
-        return Codec(partial(_write_record, hint), partial(_read_record, hint))
+        return Codec(lambda name, record: {name: asdict(record)}, partial(_read_record, hint))
     raise TypeError(f"{where}: a report file cannot hold {hint}")
 
 
-def _write_json(name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
-    text[name] = json.dumps(value)
+def _write_value(name: str, value: Any) -> dict[str, Any]:
+    return {name: value}
 
 
-def _write_texts(name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
-    _write_json(name, [{"kind": n.kind, "text": n} if isinstance(n, Note) else n for n in value], tensors, text)
+def _write_texts(name: str, value: Any) -> dict[str, Any]:
+    return {name: [{"kind": n.kind, "text": n} if isinstance(n, Note) else n for n in value]}
 
 
 def _read_texts(name: str, source: Source) -> tuple[str, ...]:
@@ -182,10 +182,6 @@ def _read_number(column: Column, name: str, source: Source) -> Any:
     return number
 
 
-def _write_record(record: Any, name: str, value: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
-    text[name] = json.dumps({f.name: getattr(value, f.name) for f in fields(record)})
-
-
 def _read_record(record: Any, name: str, source: Source) -> Any:
     hints = get_type_hints(record, include_extras=True)
     names = [f.name for f in fields(record) if since(f, hints[f.name]) <= source.schema]
@@ -196,11 +192,10 @@ def _read_record(record: Any, name: str, source: Source) -> Any:
     return record(**source.json(name, f"texts named {', '.join(names)}", fits))
 
 
-def _write_arrays(name: str, value: dict[str, Array], tensors: dict[str, Array], text: dict[str, str]) -> None:
-    text[name] = json.dumps(list(value))
-    for key, array in value.items():
-        # safetensors writes the raw bytes at the array's pointer, so the array must be contiguous.
-        tensors[_spelled(f"{name}/{key}")] = np.require(array, requirements="C")
+def _write_arrays(name: str, value: dict[str, Array]) -> dict[str, Any]:
+    # safetensors writes the raw bytes at the array's pointer, so the array must be contiguous.
+    arrays = {_spelled(f"{name}/{key}"): np.require(array, requirements="C") for key, array in value.items()}
+    return {name: list(value), **arrays}
 
 
 def _read_arrays(name: str, source: Source) -> dict[str, Array]:
@@ -208,22 +203,20 @@ def _read_arrays(name: str, source: Source) -> dict[str, Array]:
     return {key: source.array(_spelled(f"{name}/{key}")) for key in keys}
 
 
-def _write_rows(row_type: Any, name: str, rows: Any, tensors: dict[str, Array], text: dict[str, str]) -> None:
+def _write_rows(row_type: Any, name: str, rows: Any) -> dict[str, Any]:
     table = to_columns(row_type, rows)
+    parts: dict[str, Any] = {}
     if takes_custom(row_type):
-        names = custom_names(rows)
-        text[f"{name}/{CUSTOM}"] = json.dumps(names)
+        parts[f"{name}/{CUSTOM}"] = names = custom_names(rows)
         for metric in names:
             key = _spelled(f"{name}/{CUSTOM}/{metric}")
-            if key in tensors:
+            if key in parts:
                 raise ReportError(f"custom metric {metric!r}: another metric has the same name in a file; rename it")
-            tensors[key] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
+            parts[key] = np.array(table[f"{CUSTOM}/{metric}"], np.float64)
     for column in columns_of(row_type):
-        cells = table[column.name]
-        if column.type in _DTYPES:
-            tensors[f"{name}/{column.name}"] = np.array(cells, _DTYPES[column.type])
-        else:
-            text[f"{name}/{column.name}"] = json.dumps(cells)
+        dtype, cells = _DTYPES.get(column.type), table[column.name]
+        parts[f"{name}/{column.name}"] = cells if dtype is None else np.array(cells, dtype)
+    return parts
 
 
 def _read_rows(row_type: Any, name: str, source: Source) -> tuple[Any, ...]:

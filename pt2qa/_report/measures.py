@@ -22,6 +22,10 @@ class Measure:
     table: str
     column: str
 
+    def of(self, report: Report) -> Column:
+        """The column, as it applies to this report."""
+        return report.column(self.column, self.table)
+
     def __str__(self) -> str:
         return f"{self.table}.{self.column}"
 
@@ -84,38 +88,25 @@ def _no_usual_measure(reports: Sequence[Report], kind: str) -> ReportError:
     )
 
 
-def column_of(report: Report, measure: Measure) -> Column:
-    """The column of a measure, as it applies to this report."""
-    return report.column(measure.column, measure.table)
-
-
-def is_ordered(report: Report, measure: Measure) -> bool:
-    """Whether its cells can be better or worse; texts, shapes and booleans can only be equal or not."""
-    return column_of(report, measure).type in ("int", "float")
-
-
 def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:
     """The value of each row of a table, in order.  Later rows with the same key get an ordinal."""
-    keys = _keys(report, measure.table)
+    keys, column = _keys(report, measure.table), measure.of(report)
     seen: dict[tuple[str, ...], int] = {}
     found = []
     for row in getattr(report, measure.table):
-        key = tuple(str(cell(row, column)) for column in keys)
+        key = tuple(str(cell(row, name)) for name in keys)
         seen[key] = ordinal = seen.get(key, 0) + 1
-        if "name" in keys:
-            name, role = key[0], ", ".join(key[1:])
-        else:
-            name, role = "/".join(key), ""
+        name, role = (key[0], ", ".join(key[1:])) if "name" in keys else ("/".join(key), "")
         value = cell(row, measure.column)
         number = float(value) if isinstance(value, (int, float)) else nan
-        text = column_of(report, measure).show(value) if isinstance(value, tuple) else str(value)
+        text = column.show(value) if isinstance(value, tuple) else str(value)
         found.append(Reading((*key, str(ordinal)), name, role, number, text, str(getattr(row, "note", ""))))
     return tuple(found)
 
 
 def smaller_is_worse(report: Report, measure: Measure, key: Sequence[str] = ()) -> bool | None:
     """Whether smaller values of a measure are worse; None if a user's metric does not say."""
-    worse = report.meant(column_of(report, measure), key).worse
+    worse = report.meant(measure.of(report), key).worse
     return worse == "smaller" if worse else None
 
 

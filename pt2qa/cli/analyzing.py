@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 import pt2qa
-from pt2qa._report.atomic import write_atomic
+from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import Flow, measured_on, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, make_folder, plan_in, say, say_next, write
+from pt2qa.cli.group import DEBUG, Failure, main, plan_in, say, say_next, write
 from pt2qa.cli.next_step import next_step
 from pt2qa.errors import Pt2qaError
 

@@ -25,8 +25,8 @@ def found() -> dict[str, list[Any]]:
 
 def text_of(command: str, exit_code: int) -> str:
     """The document, in one line."""
-    document = {"pt2qa": __version__, "command": command, "exit_code": exit_code, **found()}
-    document["reports"] = [report_of(each) for each in found()["reports"]]
+    reports = [report_of(each) for each in found()["reports"]]
+    document = {"pt2qa": __version__, "command": command, "exit_code": exit_code, **found(), "reports": reports}
     return json.dumps(plain(document), allow_nan=False)
 
 

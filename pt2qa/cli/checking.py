@@ -14,7 +14,7 @@ from pt2qa._check.report import SEVERITIES
 from pt2qa._report.base import Report, write_text
 from pt2qa.cli import as_json, options
 from pt2qa.cli.flow import load_flow, measured_on
-from pt2qa.cli.group import OutputFile, main, say, write
+from pt2qa.cli.group import main, say, write
 from pt2qa.errors import Pt2qaError
 
 
@@ -42,10 +42,8 @@ from pt2qa.errors import Pt2qaError
     "--silence", multiple=True, metavar="ID[:PATTERN]", help="Hide a rule's findings on these names; repeatable."
 )
 @options.file
-@click.option(
+@options.output(
     "--text",
-    metavar="FILE",
-    type=OutputFile(path_type=Path),
     help="Also write one text file: all findings and, with -q, the configuration of every op and all modules' calls.",
 )
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(0), help="Findings of a rule; 0 for all.")

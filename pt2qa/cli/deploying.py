@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 import pt2qa
+from pt2qa._report.atomic import make_folder
 from pt2qa.cli import options
 from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.flow import load_flow, measured_on
-from pt2qa.cli.group import InputFile, OutputFile, main, make_folder, say, write
+from pt2qa.cli.group import main, say, write
 
 
 def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -29,21 +30,14 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
 @options.flow
 @options.quantizer
 @options.folder
-@click.option(
+@options.source(
     "--inspect",
-    metavar="FILE",
-    type=InputFile(path_type=Path),
     is_eager=True,
     expose_value=False,
     callback=_inspect,
     help="Print what a program holds (weights, biases, scales, limits by kernel), and exit. Nothing is run.",
 )
-@click.option(
-    "--deployed",
-    metavar="FILE",
-    type=InputFile(path_type=Path),
-    help="Compare this program, or outputs recorded on a device, instead of lowering.",
-)
+@options.source("--deployed", help="Compare this program, or outputs recorded on a device, instead of lowering.")
 @click.option(
     "--program",
     metavar="DIR",
@@ -113,7 +107,7 @@ def deploy(
 
 @main.command("record-inputs")
 @options.flow
-@click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The file to write.")
+@options.output("-o", "file", required=True, help="The file to write.")
 def record_inputs(flow: str, file: Path) -> None:
     """Write the inputs that a device must run, for a backend that cannot run here.
 

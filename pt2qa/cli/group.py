@@ -193,14 +193,6 @@ def say_next(*commands: str) -> None:
         click.echo("\n".join(["Next:", *filter(None, commands)]), err=True)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder to write to, if it is missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot create the folder {folder}: {error.strerror or error}") from error
-
-
 def plan_in(file: Path | None) -> Any:
     """The override plan in a file; None without one."""
     from pt2qa.overrides import OverridePlan

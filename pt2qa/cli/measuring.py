@@ -11,7 +11,7 @@ import click
 import pt2qa
 from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow, measured_on, own_part
-from pt2qa.cli.group import InputFile, OutputFile, main, plan_in, say, write
+from pt2qa.cli.group import InputFile, main, plan_in, say, write
 from pt2qa.errors import FlowError, ReportError
 
 
@@ -72,18 +72,8 @@ def profile(flow: str, spec: str | None, file: Path | None, printing: options.Pr
 )
 @options.overrides
 @options.file
-@click.option(
-    "--plan",
-    metavar="FILE",
-    type=OutputFile(path_type=Path),
-    help="Write the edits, for --overrides of other commands.",
-)
-@click.option(
-    "--code",
-    metavar="FILE",
-    type=OutputFile(path_type=Path),
-    help="Write a Python module that quantizes with these edits.",
-)
+@options.output("--plan", help="Write the edits, for --overrides of other commands.")
+@options.output("--code", help="Write a Python module that quantizes with these edits.")
 @options.prints_report
 def repair(
     flow: str,
@@ -166,9 +156,7 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: option
 @click.option(
     "--projections", type=click.IntRange(1), metavar="N", help="Random projections per batch.  [default: 4 to 64]"
 )
-@click.option(
-    "--resume", metavar="FILE", type=InputFile(path_type=Path), help="Continue from the report of an interrupted run."
-)
+@options.source("--resume", help="Continue from the report of an interrupted run.")
 @options.overrides
 @options.file
 @options.prints_report

@@ -43,9 +43,19 @@ width = click.option(
     metavar="N",
     help="Columns of the screen, 40 or more.  [default: the terminal's, or 100]",
 )
-file = click.option(
-    "-o", "file", metavar="FILE", type=OutputFile(path_type=Path), help="Also write the report to a file."
-)
+
+
+def source(*names: str, **given: Any) -> Callable[..., Any]:
+    """An option that names a file to read."""
+    return click.option(*names, **{"metavar": "FILE", "type": InputFile(path_type=Path), **given})
+
+
+def output(*names: str, **given: Any) -> Callable[..., Any]:
+    """An option that names a file to write."""
+    return click.option(*names, **{"metavar": "FILE", "type": OutputFile(path_type=Path), **given})
+
+
+file = output("-o", "file", help="Also write the report to a file.")
 folder = click.option(
     *("-o", "folder"),
     required=True,
@@ -72,10 +82,9 @@ backend = click.option(
     metavar="SPEC",
     help="What lowers and runs the quantized model: NAME, or NAME:option=value,...  [default: the quantizer's]",
 )
-overrides = click.option(
+overrides = source(
     "--overrides",
     metavar="PLAN.json",
-    type=InputFile(path_type=Path),
     help="Quantize with the edits of this plan, which an earlier analyze wrote.",
 )
 flow = click.argument("flow", metavar="FLOW.py[:function]", type=InputFile())
@@ -89,12 +98,8 @@ _LIMIT: Final = click.option(
     metavar="N",
     help="Rows of a table, or findings of a rule; 0 for all.  [default: 20 rows, 5 findings]",
 )
-_CSV: Final = click.option(
-    "--csv",
-    "csv_file",
-    metavar="FILE",
-    type=OutputFile(),
-    help="Also write all rows, in graph order, as CSV; - for CSV alone.",
+_CSV: Final = output(
+    *("--csv", "csv_file"), type=OutputFile(), help="Also write all rows, in graph order, as CSV; - for CSV alone."
 )
 
 

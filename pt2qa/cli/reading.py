@@ -11,7 +11,7 @@ import click
 
 from pt2qa._printable import clean_lines
 from pt2qa.cli import as_json, options
-from pt2qa.cli.group import InputFile, OutputFile, main, write
+from pt2qa.cli.group import InputFile, main, write
 from pt2qa.errors import ReportError
 
 
@@ -53,7 +53,7 @@ def show(report: Path, opened: Sequence[str], by_block: bool, prints_code: bool,
 
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
-@click.option("-o", "file", required=True, metavar="FILE", type=OutputFile(path_type=Path), help="The page to write.")
+@options.output("-o", "file", required=True, help="The page to write.")
 def html(reports: Sequence[Path], file: Path) -> None:
     """Write report files as one HTML page that opens offline.
 
@@ -124,7 +124,7 @@ def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **
     metavar="'sqnr>=20'",
     help="A requirement: [PATTERN:][TABLE.]METRIC, then >=, >, <=, < or ==, then a number; repeatable.",
 )
-@click.option("--baseline", metavar="OLD", type=InputFile(path_type=Path), help="A report to compare with.")
+@options.source("--baseline", metavar="OLD", help="A report to compare with.")
 @click.option(
     "--max-drop",
     type=float,
@@ -132,10 +132,12 @@ def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **
     help="How much worse than in the baseline the outputs and each row may be, in dB or their own unit.",
 )
 @click.option("--by", metavar="COLUMN", help="Which column to compare with the baseline, as in pt2qa diff.")
-@click.option("--junit", metavar="FILE", type=OutputFile(), help="Also write the checks as JUnit XML.")
+@options.output("--junit", help="Also write the checks as JUnit XML.")
 @click.option("--github", is_flag=True, help="Also print failed checks as annotations for GitHub Actions.")
 @options.width
-def gate(report: Path, baseline: Path | None, junit: str | None, github: bool, width: int | None, **asked: Any) -> None:
+def gate(
+    report: Path, baseline: Path | None, junit: Path | None, github: bool, width: int | None, **asked: Any
+) -> None:
     """Fail if a report does not meet its requirements.
 
     \b

@@ -14,8 +14,9 @@ import click
 
 from pt2qa._near_names import near_names
 from pt2qa._report.atomic import write_atomic
-from pt2qa.cli.flow import Flow, load_flow
-from pt2qa.cli.group import OutputFile, main, say, write
+from pt2qa.cli import options
+from pt2qa.cli.flow import load_flow
+from pt2qa.cli.group import main, say, write
 from pt2qa.errors import FlowError
 
 _ZOOS: Final = {
@@ -73,14 +74,7 @@ _WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
     "function that returns one.  [default: random numbers]",
 )
 @click.option("--input", "size", metavar="3x224x224", help="Size of a random input.  [default: what the model takes]")
-@click.option(
-    *("-o", "file"),
-    default="flow.py",
-    show_default=True,
-    metavar="FILE",
-    type=OutputFile(path_type=Path),
-    help="The flow file.",
-)
+@options.output("-o", "file", default="flow.py", show_default=True, help="The flow file.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def init(what: str, model: str | None, data: str | None, size: str | None, file: Path, force: bool) -> None:
     """Write a flow file, which the other commands take: a model, its data in two parts, and its accuracy.
@@ -94,6 +88,8 @@ def init(what: str, model: str | None, data: str | None, size: str | None, file:
       pt2qa init net.pt --model net.py:Net --data net.py:test_set
       pt2qa init torchvision:mobilenet_v2 --data pictures
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    import torch
+
     if file.exists() and not force:
         raise FlowError(f"{file} exists: give --force to replace it, or another name with -o")
     weights = what if what.endswith(_WEIGHTS) else None
@@ -105,16 +101,7 @@ def init(what: str, model: str | None, data: str | None, size: str | None, file:
     draft.model(what, weights)
     draft.data(data, size)
     write(file, functools.partial(write_atomic, content=draft.text()))
-    _try(load_flow(str(file)), file)
-    if draft.parts["drawn"]:
-        say(f"{what} has the weights that it starts with; for trained ones: pt2qa init WEIGHTS.pt --model {what}")
-    if data is None:
-        say(f"{file} has random numbers as data, so its figures mean little: put yours into samples(), or give --data")
-
-
-def _try(flow: Flow, file: Path) -> None:
-    import torch
-
+    flow = load_flow(str(file))
     try:
         with torch.no_grad():
             flow.model(*flow.args, **flow.kwargs)
@@ -122,6 +109,10 @@ def _try(flow: Flow, file: Path) -> None:
         raise FlowError(f"{file} is written, but its model fails on its data: {error}") from error
     if flow.metric is not None:
         click.echo(f"Accuracy of the float model: {flow.metric(flow.model):.2f} %")
+    if draft.parts["drawn"]:
+        say(f"{what} has the weights that it starts with; for trained ones: pt2qa init WEIGHTS.pt --model {what}")
+    if data is None:
+        say(f"{file} has random numbers as data, so its figures mean little: put yours into samples(), or give --data")
 
 
 def _asked(option: str, what: str) -> str:

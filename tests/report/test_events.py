@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pt2qa._layers.report import SCALARS
-from pt2qa._profile.packing import CHANNELS, packed
+from pt2qa._profile.histogram import CHANNELS, packed
 from pt2qa._report.events import Scalar
 from pt2qa._report.tensorboard import write_tensorboard
 from pt2qa.errors import ReportError, SelectionError

@@ -14,8 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram
-from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed
+from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, RELATIVE_ERROR, Histogram, packed
 from pt2qa._profile.rows import BULK, QUANTILES
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, Profile, ProfileDiff, ProfileRow, diff_profiles, load

@@ -8,8 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.packing import CHANNELS, HISTOGRAM, packed
+from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, Histogram, packed
 from pt2qa._report.columns import columns_of, takes_custom
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import kinds

@@ -23,7 +23,7 @@ from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import tables_of
 from pt2qa._report.formats import exact
 from pt2qa._report.gating.result import GateCheck, Item, check_of, limit_text
-from pt2qa._report.measures import Measure, Reading, column_of, names_in, readings
+from pt2qa._report.measures import Measure, Reading, names_in, readings
 from pt2qa._report.prose import few
 from pt2qa.errors import ReportError, SelectionError
 
@@ -146,7 +146,7 @@ def _of_rows(report: Report, requirement: Requirement, table: str, limit: str, u
     check_name(f"a {kind.__name__} has no table", table, tables_of(kind))
     check_name(f"{kind.__name__}.{table} has no column", metric, names_in([report], table))
     measure = Measure(table, metric)
-    if column_of(report, measure).type not in ("int", "float", "bool"):
+    if measure.of(report).type not in ("int", "float", "bool"):
         raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected numbers")
     items = [_item(each, requirement, unit) for each in _chosen(readings(report, measure), requirement)]
     return check_of(requirement.subject, limit, unit, items, nothing=f"the report has no {table}")

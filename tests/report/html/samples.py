@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pt2qa._profile.histogram import Histogram
-from pt2qa._profile.packing import HISTOGRAM, packed
+from pt2qa._profile.histogram import HISTOGRAM, Histogram, packed
 from pt2qa.report import (
     BudgetRow,
     Candidate,
