@@ -11,9 +11,8 @@ from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
-from pt2qa._report.charts import along, bars, drawings
+from pt2qa._report.charts import Event, Runs, Scalar, along, bars, drawings, pictures, scalars
 from pt2qa._report.columns import derived
-from pt2qa._report.events import Event, Runs, Scalar, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Unpaired

@@ -11,7 +11,7 @@ from pt2qa._decibels import decibels, power
 from pt2qa._deployed.rows import FLOAT_MATCH_DB, DeployedRow, StageRow
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted, few
-from pt2qa._report.ranking import ranked
+from pt2qa._report.table import ranked
 
 SLIGHT: Final = 1e-6
 """Relative noise power, 60 dB, below which a stage is not blamed: rounding of float32 sums."""

@@ -15,15 +15,13 @@ from pt2qa._layers.charts import along_graph, by_block, histograms
 from pt2qa._layers.rows import LayerRow, folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
-from pt2qa._report.charts import drawings
+from pt2qa._report.charts import Runs, drawings, pictures, scalars, sides
 from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
-from pt2qa._report.events import Runs, pictures, scalars, sides
 from pt2qa._report.formats import cosine, decibel, number
 from pt2qa._report.prose import by_reason, counted, wrap
-from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
-from pt2qa._report.table import screen_width, table
+from pt2qa._report.table import screen_width, table, without_number
 from pt2qa.errors import ReportError
 
 SCALARS = (

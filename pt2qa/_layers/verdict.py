@@ -10,8 +10,8 @@ from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted
-from pt2qa._report.ranking import ranked, without_number
 from pt2qa._report.set_apart import SetApart, failures
+from pt2qa._report.table import ranked, without_number
 
 MOSTLY: Final = 0.5
 """Share of a value's error caused by clamping above which it is counted."""

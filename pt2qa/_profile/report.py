@@ -14,9 +14,9 @@ from pt2qa._profile.histogram import BINS, CHANNELS, HISTOGRAM, Histogram, Packe
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Block, DataReport, Report, data_read
+from pt2qa._report.charts import Event, Runs, Scalar
+from pt2qa._report.charts import Histogram as Buckets
 from pt2qa._report.columns import EXACT, column
-from pt2qa._report.events import Event, Runs, Scalar
-from pt2qa._report.events import Histogram as Buckets
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register

@@ -10,7 +10,7 @@ from pt2qa._profile.histogram import RELATIVE_ERROR
 from pt2qa._profile.rows import ProfileRow, ProfileShift
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted, few
-from pt2qa._report.ranking import ranked
+from pt2qa._report.table import ranked
 
 OUTLIERS: Final = 4.0
 """Outlier ratio above which a value is said to have outliers: two bits of an integer grid serve 0.1 % of the values."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from pt2qa._near_names import question
 from pt2qa._printable import clean, clean_lines
 from pt2qa._report.atomic import write_atomic
+from pt2qa._report.charts import Runs
 from pt2qa._report.columns import (
     Column,
     Count,
@@ -24,14 +25,12 @@ from pt2qa._report.columns import (
     shown_columns,
     tables_of,
 )
-from pt2qa._report.events import Runs
 from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
-from pt2qa._report.ranking import check_column, ranked
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
-from pt2qa._report.table import screen_width, table, with_column
+from pt2qa._report.table import check_column, ranked, screen_width, table, with_column
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What Jupyter shows: sentences, charts and the worst rows."""
-        from pt2qa._report.notebook import notebook_html
+        from pt2qa._report.plot import notebook_html
 
         return notebook_html(self)
 

@@ -101,7 +101,9 @@ def _diff_rows(old: Report, new: Report, measure: Measure, tolerance: float) -> 
         if a is None or b is None:
             rows.append(_alone(a, b, ordered))
         elif not ordered:
-            rows.append(_compared_texts(a, b))
+            same = a.text == b.text
+            note = b.text if same else f"{a.text or 'nothing'} → {b.text or 'nothing'}"
+            rows.append(DiffRow(b.name, b.role, "unchanged" if same else "changed", note=note))
         else:
             ways = (smaller_is_worse(report, measure, key) for report in (new, old))
             smaller = next((way for way in ways if way is not None), None)
@@ -133,12 +135,6 @@ def _alone(before: Reading | None, after: Reading | None, ordered: bool) -> Diff
         return DiffRow(row.name, row.role, status, note=row.text)
     a, b = (nan if each is None else each.number for each in (before, after))
     return DiffRow(row.name, row.role, status, a, b, note=row.note)
-
-
-def _compared_texts(a: Reading, b: Reading) -> DiffRow:
-    if a.text == b.text:
-        return DiffRow(b.name, b.role, "unchanged", note=b.text)
-    return DiffRow(b.name, b.role, "changed", note=f"{a.text or 'nothing'} → {b.text or 'nothing'}")
 
 
 def _compared(a: Reading, b: Reading, smaller: bool | None, tolerance: float) -> DiffRow:

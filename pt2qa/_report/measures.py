@@ -11,7 +11,6 @@ from math import isnan, nan
 
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import Column, cell, column_called, columns_of, tables_of
-from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 
 
@@ -63,9 +62,18 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
     """The measure of this name, or by default the usual one of the reports' kind."""
-    kind = kind_of(reports[0]).name
     if by is None and not reports[0].usual_measures:
-        raise _no_usual_measure(reports, kind)
+        kind = reports[0].kind
+        every = [
+            column if table == "rows" else f"{table}.{column}"
+            for table in tables_of(type(reports[0]))
+            for column in names_in(reports, table)
+        ]
+        raise ReportError(
+            f"reports of the kind {kind!r} have no default measure"
+            f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
+            f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
+        )
     usual = [_written(reports, name) for name in ((by,) if by is not None else reports[0].usual_measures)]
     measured = (each for each in usual if all(_is_measured(report, each) for report in reports))
     measure = next(measured, usual[-1])
@@ -73,19 +81,6 @@ def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
         where = f"{type(reports[0]).__name__}.{measure.table}"
         raise ReportError(f"the rows of {where} have no name to match them by")
     return measure
-
-
-def _no_usual_measure(reports: Sequence[Report], kind: str) -> ReportError:
-    every = [
-        column if table == "rows" else f"{table}.{column}"
-        for table in tables_of(type(reports[0]))
-        for column in names_in(reports, table)
-    ]
-    return ReportError(
-        f"reports of the kind {kind!r} have no default measure"
-        f"{' (pt2qa.diff_profiles compares their histograms)' if kind == 'profile' else ''}; "
-        f"name one with by= or --by: {', '.join(every) or 'but they hold no rows'}"
-    )
 
 
 def readings(report: Report, measure: Measure) -> tuple[Reading, ...]:

@@ -1,16 +1,19 @@
-"""Charts as matplotlib axes; matplotlib is an extra."""
+"""Charts as matplotlib axes, and a report in a notebook, which has no scripts; matplotlib is an extra."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from base64 import b64encode
 from collections.abc import Sequence
+from html import escape
 from importlib import import_module
-from math import isfinite, nan
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from math import isfinite, isnan, nan
+from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._near_names import question
-from pt2qa._printable import clean
+from pt2qa._printable import clean, clean_lines
 from pt2qa._report.charts import Drawing, drawings, of_rows
 from pt2qa._report.columns import cell
 from pt2qa._report.prose import few
@@ -26,6 +29,11 @@ NAMES_SHOWN = 40
 """Points that are named on an axis; of more, every so many."""
 ROOM = 1.15
 """Length of an axis, in longest bars: the number of a bar is written behind it."""
+
+
+ROWS: Final = 20
+"""Rows of a table that are shown, the worst first."""
+CHARTS: Final = 4
 
 
 def imported_extra(module: str, extra: str) -> Any:
@@ -155,3 +163,51 @@ def _heat(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
     ax.set_xticks(list(shown), [_text(chart["blocks"][i]) for i in shown])
     ax.set_yticks(range(len(chart["ops"])), list(map(_name, chart["ops"])), fontsize="x-small")
     ax.set_xlabel("block")
+
+
+def notebook_html(report: Any) -> str:
+    """What Jupyter shows for a report: its sentences, charts and the worst rows."""
+    said = [f"<p>{_html(line)}</p>" for line in report.lines()]
+    steps = [
+        f"<p><b>{_html(step.what)}</b> <code>{_html(step.name)}</code> {_html(step.gain)}<br>{_html(step.remedy)}</p>"
+        for step in report.advice() or ()
+    ]
+    title = f"<p><b>{_html(report.heading)}</b> {_html(report.subject())}</p>"
+    return "\n".join(["<div>", title, *said, *steps, *_charts(report), _rows(report), "</div>"])
+
+
+def _html(text: str) -> str:
+    return escape(clean_lines(text)).replace("\n", "<br>")
+
+
+def _charts(report: Any) -> list[str]:
+    drawn = drawings(report)[:CHARTS]
+    if drawn and find_spec("matplotlib") is None:
+        return ["<p>Charts need matplotlib: <code>pip install 'pt2qa[plot]'</code></p>"]
+    return [_picture(each) for each in drawn]
+
+
+def _picture(drawing: Drawing) -> str:
+    data, width, _ = png(drawing)
+    # Embedded: GitHub and notebooks that are not trusted show such pictures, and no SVG.
+    picture = (
+        f'<img alt="{_html(drawing.title)}" width="{width}" src="data:image/png;base64,{b64encode(data).decode()}">'
+    )
+    return f"<p><small>{_html(drawing.chart['about'])}</small><br>{picture}</p>"
+
+
+def _rows(report: Any) -> str:
+    ordered = report.worst_first("rows")[0]
+    columns = report.shown()
+    head = "".join(f"<th>{_html(each.title)}</th>" for each in columns)
+    body = "".join(
+        f"<tr>{''.join(_cell(each.show(cell(row, each.name)), cell(row, each.name)) for each in columns)}</tr>\n"
+        for row in ordered[:ROWS]
+    )
+    more = f"<p>{ROWS} of {len(ordered)} rows</p>" if len(ordered) > ROWS else ""
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>{more}" if ordered else ""
+
+
+def _cell(text: str, value: Any) -> str:
+    shown = "–" if isinstance(value, float) and isnan(value) else _html(text)
+    return f'<td align="right">{shown}</td>' if isinstance(value, (int, float)) else f"<td>{shown}</td>"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
-from pt2qa._report.events import Event, Picture, Scalar
+from pt2qa._report.charts import Event, Picture, Scalar
 from pt2qa._report.plot import imported_extra, png
 from pt2qa._report.selection import select
 from pt2qa.errors import ReportError

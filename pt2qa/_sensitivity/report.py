@@ -13,8 +13,8 @@ from pt2qa._report.charts import bars
 from pt2qa._report.columns import Column, Count, Worse, column, derived
 from pt2qa._report.formats import absent, decibel, number, share
 from pt2qa._report.prose import counted, few
-from pt2qa._report.ranking import without_number
 from pt2qa._report.storage import register
+from pt2qa._report.table import without_number
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 
 ADDS_UP: Final = 1.0

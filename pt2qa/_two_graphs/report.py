@@ -14,10 +14,10 @@ from pt2qa._report.base import Grade, data_read
 from pt2qa._report.columns import Column
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import counted
-from pt2qa._report.ranking import ranked
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 from pt2qa._report.sums import settings_of
+from pt2qa._report.table import ranked
 
 LOST = "lost"
 """The setting with the handles of ops that have no counterpart for a reason that is not known."""

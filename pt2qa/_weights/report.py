@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, ModelReport, Report
-from pt2qa._report.charts import LONGEST, of_rows
+from pt2qa._report.charts import LONGEST, Runs, of_rows, pictures, scalars
 from pt2qa._report.columns import column
-from pt2qa._report.events import Runs, pictures, scalars
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
-from pt2qa._report.ranking import without_number
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
+from pt2qa._report.table import without_number
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow
 from pt2qa.errors import ReportError
 

@@ -115,7 +115,7 @@ def _check_order(sort: str) -> None:
     from pt2qa._layers.rows import LayerRow
     from pt2qa._report.base import ORDERS
     from pt2qa._report.columns import column_called, columns_of, derived_of
-    from pt2qa._report.ranking import check_column
+    from pt2qa._report.table import check_column
 
     columns = (*columns_of(LayerRow), *derived_of(LayerRow))
     if sort not in ORDERS:

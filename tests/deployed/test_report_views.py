@@ -9,7 +9,7 @@ from math import isfinite, nan
 
 import pytest
 
-from pt2qa._report.events import Picture, Scalar
+from pt2qa._report.charts import Picture, Scalar
 from pt2qa.report import DeployedReport
 from tests.report.html import samples
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pt2qa._layers.blocks import blocks_of, heat_maps
-from pt2qa._report.notebook import notebook_html
+from pt2qa._report.plot import notebook_html
 from pt2qa.cli import main
 from pt2qa.errors import ReportError
 from pt2qa.report import LayerReport, LayerRow

@@ -14,7 +14,7 @@ import pytest
 
 from pt2qa._layers.report import SCALARS
 from pt2qa._profile.histogram import CHANNELS, packed
-from pt2qa._report.events import Scalar
+from pt2qa._report.charts import Scalar
 from pt2qa._report.tensorboard import write_tensorboard
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import LayerReport, Profile, WeightReport

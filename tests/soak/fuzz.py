@@ -29,8 +29,7 @@ from pt2qa import merge
 from pt2qa._report.base import write_text
 from pt2qa._report.charts import drawings, of_rows
 from pt2qa._report.html import html_page
-from pt2qa._report.notebook import notebook_html
-from pt2qa._report.plot import png
+from pt2qa._report.plot import notebook_html, png
 from pt2qa._report.storage import CHECKSUM, checksum
 from pt2qa._report.tensorboard import _packed
 from pt2qa.cli import reading  # noqa: F401 - adds its commands

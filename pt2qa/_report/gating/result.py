@@ -63,6 +63,11 @@ class GateCheck(Row):
         rest = len(self.where) - LISTED
         return (*self.where[:LISTED], *([f"and {rest} more"] if rest > 0 else []))
 
+    def text(self, width: int) -> str:
+        first = f"  {'passed' if self.passed else 'missed'}  {self.title}: {self.outcome}"
+        places = (wrap(f"{' ' * 10}{place}", width, indent=" " * 12) for place in self.places)
+        return "\n".join([wrap(first, width, indent=" " * 10), *places])
+
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
@@ -110,7 +115,7 @@ class GateResult:
         return sections(
             [
                 wrap(f"{verdict} ({self._subject(', ')}).", columns, indent="  "),
-                "\n".join(_check_text(check, columns) for check in ordered),
+                "\n".join(check.text(columns) for check in ordered),
                 listed(f"Warnings ({len(self.warnings)})", self.warnings, columns),
                 listed(f"Notes ({len(self.notes)})", self.notes, columns),
             ]
@@ -156,12 +161,6 @@ class GateResult:
 
     def __str__(self) -> str:
         return self.text()
-
-
-def _check_text(check: GateCheck, width: int) -> str:
-    first = f"  {'passed' if check.passed else 'missed'}  {check.title}: {check.outcome}"
-    places = (wrap(f"{' ' * 10}{place}", width, indent=" " * 12) for place in check.places)
-    return "\n".join([wrap(first, width, indent=" " * 10), *places])
 
 
 def _command(name: str, title: str, *lines: str) -> str:
