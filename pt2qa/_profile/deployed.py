@@ -15,10 +15,9 @@ from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.deployment import backend_for, program_for, run_program
 from pt2qa._deployed.lowerable import Lowerable, ObservedValue, lowerable
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._profile.measuring import Measurements
+from pt2qa._profile.measuring import Measurements, ProfileTarget
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
-from pt2qa._profile.target import ProfileTarget
 from pt2qa._profile.watch import Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few

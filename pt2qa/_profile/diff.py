@@ -5,17 +5,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
-from pt2qa._profile.verdict import difference_of, worst_by
 from pt2qa._report.base import Block, Listing, ModelReport, Report, data_read
 from pt2qa._report.columns import Count
-from pt2qa._report.prose import counted
+from pt2qa._report.formats import number, share
+from pt2qa._report.prose import counted, few
 from pt2qa._report.storage import register
+from pt2qa._report.table import ranked
 from pt2qa.errors import ReportError
+
+MOVED: Final = 0.1
+"""Standard deviations that values move on average, above which they are said to have moved."""
+
+SHIFTED: Final = 0.1
+"""Share of a range by which its ends, mean or standard deviation move, above which a tensor is said to have moved."""
+
+WIDER: Final = 1.5
+"""Ratio of ranges above which one is said to be wider."""
 
 Key = tuple[str, str, str]
 """Name, role and argument of a row."""
@@ -68,7 +78,8 @@ class ProfileDiff(ModelReport):
         return self.values
 
     def _worst_by(self) -> str:
-        return worst_by(self.rows)
+        """The distance or, if none was measured, the shift of the range."""
+        return "distance" if any(not isnan(row.distance) for row in self.rows) else "largest_shift"
 
     def _ordered(self, sort: str) -> tuple[Sequence[ProfileShift], str | None]:
         """A value that is not finite has no distance, and is worst."""
@@ -82,7 +93,13 @@ class ProfileDiff(ModelReport):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        return difference_of(self.values)
+        rows, by = self.values, self._worst_by()
+        if not rows:
+            return ["The two profiles have no rows in common."]
+        limit, unit = (MOVED, "σ") if by == "distance" else (SHIFTED, "of its range")
+        return list(_about_shifts(rows, by, limit, unit)) or [
+            f"Nothing stands out: no tensor moved by more than {limit:g} {unit}, and no range is {WIDER:g} × as wide."
+        ]
 
 
 def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
@@ -199,3 +216,45 @@ def _outside(left: ProfileRow, right: ProfileRow, counted: Histogram | None) -> 
         return nan
     inside = counted.spread([max(left.min, right.min), min(left.max, right.max)], right.min, right.max)
     return 1.0 - float(inside[0]) / counted.total
+
+
+def _about_shifts(rows: Sequence[ProfileShift], by: str, limit: float, unit: str) -> Iterator[str]:
+    """What to look at, given each pair of values once."""
+    if more := [row for row in rows if row.b_nonfinite > row.a_nonfinite]:
+        first = more[0]
+        yield (
+            f"More NaN or infinities in b: {counted(len(more), 'tensor')}; first in the graph: {first.title}, "
+            f"{first.b_nonfinite} against {first.a_nonfinite}."
+        )
+    elif left_out := [row for row in rows if row.a_nonfinite or row.b_nonfinite]:
+        first = left_out[0]
+        yield (
+            f"NaN or infinities, which are left out: {counted(len(left_out), 'tensor')}; first in the graph: "
+            f"{first.title}, {first.b_nonfinite} in b against {first.a_nonfinite}."
+        )
+    if absent := [row for row in rows if isnan(row.a_mean) or isnan(row.b_mean)]:
+        yield f"Not compared, no finite value in one of the two: {few([row.title for row in absent])}."
+    if moved := [row for row in ranked(ProfileShift, rows, by, ties="largest_shift") if getattr(row, by) > limit]:
+        most = moved[0]
+        # Start with the first one in the graph: what follows is computed from it.
+        first = next(row for row in rows if getattr(row, by) > limit)
+        begins = "" if first is most else f"; first in the graph: {first.title}"
+        yield (
+            f"Moved by more than {limit:g} {unit}: {len(moved)} of {counted(len(rows), 'tensor')} (most: "
+            f"{most.title}, {number(getattr(most, by))}{begins})."
+        )
+    if wider := [row for row in ranked(ProfileShift, rows, "range_ratio", ties="name") if row.range_ratio > WIDER]:
+        most = wider[0]
+        beyond = "" if isnan(most.outside) else f", {share(most.outside)} % of b outside"
+        yield (
+            f"Ranges more than {WIDER:g} × as wide in b: {counted(len(wider), 'tensor')} (most: {most.title}, "
+            f"{number(most.range_ratio)} ×{beyond}): scales from a would clamp them."
+        )
+    if narrower := [row for row in rows if 0 < row.range_ratio < 1 / WIDER]:
+        most = min(narrower, key=lambda row: row.range_ratio)
+        yield (
+            f"Ranges more than {WIDER:g} × as wide in a: {counted(len(narrower), 'tensor')} (most: {most.title}, "
+            f"{number(1 / most.range_ratio)} ×): clamped in b, or not reached by its data."
+        )
+    if dead := [row for row in rows if row.a_std > 0 and row.b_std == 0]:
+        yield f"Constant in b and not in a: {', '.join(row.title for row in dead[:3])}{' …' if len(dead) > 3 else ''}."

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf, isnan, log2
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final
 
@@ -10,20 +11,39 @@ import numpy as np
 import numpy.typing as npt
 
 from pt2qa._near_names import near_names
-from pt2qa._profile.histogram import BINS, CHANNELS, HISTOGRAM, Histogram, Packed, check_packed, unpacked
+from pt2qa._profile.histogram import (
+    BINS,
+    CHANNELS,
+    HISTOGRAM,
+    RELATIVE_ERROR,
+    Histogram,
+    Packed,
+    check_packed,
+    unpacked,
+)
 from pt2qa._profile.rows import ProfileRow, Role, each_once
-from pt2qa._profile.verdict import summary_of
 from pt2qa._report.base import Block, DataReport, Report, data_read
 from pt2qa._report.charts import Event, Runs, Scalar
 from pt2qa._report.charts import Histogram as Buckets
 from pt2qa._report.columns import EXACT, column
-from pt2qa._report.prose import counted
+from pt2qa._report.formats import number, share
+from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
+from pt2qa._report.table import ranked
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
 SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
+
+OUTLIERS: Final = 4.0
+"""Outlier ratio above which a value is said to have outliers: two bits of an integer grid serve 0.1 % of the values."""
+
+CLAMPED: Final = 0.01
+"""Share of values that the clamp moved, above which a tensor is counted."""
+
+LITTLE_USED: Final = 0.5
+"""Share of the integer range below which it is said to be little used: one bit is lost."""
 
 BUCKETS: Final = 128
 """Buckets of a histogram that TensorBoard shows, equally wide."""
@@ -229,7 +249,12 @@ class Profile(DataReport):
         yield from self._notes()
 
     def _summary(self) -> Sequence[str]:
-        return summary_of(self.values, histograms=bool(self.histograms), deployed=self.side == "deployed")
+        said = list(_about_values(self.values, deployed=self.side == "deployed"))
+        if not said:
+            said = ["Nothing stands out: no NaN, no infinity, no tensor that is all zero, no outliers."]
+        if self.histograms:
+            said.append(f"Quantiles are read from histograms: within {100 * RELATIVE_ERROR:.1f} % of the value.")
+        return said
 
 
 def _check_counted(bins: Array, counts: Array) -> None:
@@ -238,3 +263,49 @@ def _check_counted(bins: Array, counts: Array) -> None:
     # The sum in floats: an integer sum might overflow, and look small.
     if np.any(np.abs(bins.astype(np.int64)) > BINS) or np.any(counts < 0) or counts.sum(dtype=np.float64) > EXACT:
         raise ReportError(f"histograms: expected bins from {-BINS} to {BINS}, and counts from 0 to {EXACT} in all")
+
+
+def _about_values(rows: Sequence[ProfileRow], deployed: bool) -> Iterator[str]:
+    """What to look at, given each value once, and whether they are of a deployed program."""
+
+    def among(found: Sequence[ProfileRow]) -> str:
+        return f"{len(found)} of {counted(len(rows), 'tensor')}"
+
+    if nonfinite := [row for row in rows if row.nans]:
+        first = nonfinite[0]
+        yield (
+            f"NaN in {among(nonfinite)}; first in the graph: {first.title}, {first.nans} of {first.count}. "
+            "Look there first: what follows inherits them."
+        )
+    if infinite := [row for row in rows if row.infs]:
+        first = infinite[0]
+        yield (
+            f"Infinite in {among(infinite)}; first in the graph: {first.title}, {first.infs} of {first.count}. A "
+            "mask is expected to be; otherwise it is an overflow, or in the data."
+        )
+    if absent := [row for row in rows if not row.count]:
+        yield f"Without a value: {few([row.title for row in absent])}."
+    if dead := [row for row in rows if row.zeros == 1.0]:
+        yield f"All zero: {few([row.title for row in dead])}."
+    if clamped := [row for row in ranked(ProfileRow, rows, "saturation", ties="name") if row.saturation > CLAMPED]:
+        which = f"{among(clamped)} (most: {clamped[0].title}, {share(clamped[0].saturation)} %)"
+        yield (
+            f"At an end of the integer range, clamped or not: more than {100 * CLAMPED:g} % of the values in {which}."
+            if deployed
+            else f"The clamp moved more than {100 * CLAMPED:g} % of the values in {which}; pt2qa.compare_layers shows "
+            "how far, and at what cost."
+        )
+    if wide := [row for row in ranked(ProfileRow, rows, "outlier_ratio", ties="name") if row.outlier_ratio > OUTLIERS]:
+        ratio = wide[0].outlier_ratio
+        bits = "" if ratio == inf else f": {log2(ratio):.1f} bits of an integer for 0.1 % of the values"
+        yield (
+            f"Outliers: {among(wide)} reach {OUTLIERS:g} × the magnitude of 99.9 % of their values (most: "
+            f"{wide[0].title}, {number(ratio)} ×{bits})."
+        )
+    known = [row for row in rows if not isnan(row.range_use)]
+    if unused := [row for row in ranked(ProfileRow, known, "range_use", ties="name") if row.range_use < LITTLE_USED]:
+        yield (
+            f"Less than {100 * LITTLE_USED:g} % of the integer range used by {len(unused)} of "
+            f"{counted(len(known), 'quantized tensor')} (least: {unused[0].title}, {share(unused[0].range_use)} %): "
+            "this data does not reach the other integers."
+        )

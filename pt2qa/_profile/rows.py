@@ -33,6 +33,11 @@ class _ValueRow(Row):
         """What a table calls the value: ``output``, ``weight``, ``input`` with the argument where that says more."""
         return place_of(self.role, self.argument)
 
+    @property
+    def title(self) -> str:
+        """The op of an output; else the op and the place."""
+        return self.name if self.role == "output" else f"{self.name}, {self.place}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfileRow(_ValueRow):
