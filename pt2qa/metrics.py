@@ -65,15 +65,10 @@ def mse(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``Σ (reference − quantized)² / n``
 
-    Args:
-        reference: any shape, any dtype, any device.
-        quantized: its quantized counterpart, of the same shape.
+    Arguments and errors are those of :func:`sqnr`.
 
     Returns:
         In the square of the tensors' unit; 0 for identical tensors.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.mse_loss``.
@@ -89,15 +84,10 @@ def l1(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``Σ |reference − quantized| / n``
 
-    Args:
-        reference: any shape, any dtype, any device.
-        quantized: its quantized counterpart, of the same shape.
+    Arguments and errors are those of :func:`sqnr`.
 
     Returns:
         In the tensors' unit; 0 for identical tensors.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.l1_loss``.
@@ -113,15 +103,10 @@ def atol(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``max |reference − quantized|``
 
-    Args:
-        reference: any shape, any dtype, any device.
-        quantized: its quantized counterpart, of the same shape.
+    Arguments and errors are those of :func:`sqnr`.
 
     Returns:
         In the tensors' unit; 0 for identical tensors.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source:
         ``torch.allclose``.
@@ -137,15 +122,10 @@ def cosine(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> floa
 
     ``Σ reference·quantized / (√Σ reference² · √Σ quantized²)``
 
-    Args:
-        reference: any shape, any dtype, any device.
-        quantized: its quantized counterpart, of the same shape.
+    Arguments and errors are those of :func:`sqnr`.
 
     Returns:
         −1..1: 1 for tensors that differ by a positive factor alone, nan where one of them is all zero.
-
-    Raises:
-        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.cosine_similarity``.
@@ -217,11 +197,7 @@ def next_token_accuracy(
 ) -> ModelMetric:
     """A metric: the share of positions at which the most likely token is the next one of the prompt.
 
-    Args:
-        prompts: as in :func:`log_likelihood`.
-        ids: the key of the tokens.
-        mask: the key of the mask.
-        logits: the key or index of the scores.
+    Arguments are those of :func:`log_likelihood`.
 
     Returns:
         A function of a model that gives 0..1; nan without two positions in a row.

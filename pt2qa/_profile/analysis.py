@@ -160,7 +160,7 @@ class Profiler:
             BatchError: the batch does not fit the graph.
         """
         values = self._measured.target.values(batch)
-        if self._measured.adds_empty(values):
+        if self._measured.takes_empty(values):
             return
         if self._plan.writes:
             values = [value.clone() if isinstance(value, Tensor) else value for value in values]
@@ -202,5 +202,5 @@ class Profiler:
         measured, inside = self._measured, self._measured.inside(batch, values)
         watch = Watch(self.graph, self._plan, measured.wanted, measured.seen, inside, observes=observes)
         outputs = watch.run(*values)
-        measured.add(values, watch.found, outputs, inside)
+        measured.take(values, watch.found, outputs, inside)
         return outputs

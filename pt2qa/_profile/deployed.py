@@ -18,13 +18,13 @@ from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.measuring import Measurements, ProfileTarget
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
-from pt2qa._profile.watch import Wanted, measured
+from pt2qa._profile.watch import ValueStatistics, Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Inside
+from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram
@@ -45,19 +45,28 @@ def profile_deployed(
     place, runs_on = lowerable(pair), backend_for(pair, backend)
     with explained(pair, runs_on):
         runs = program_for(pair, place, runs_on, first, program, data.progress)
-        observed = Observed(pair, plan, place, runs)
-        profiler = _DeployedProfiler(Measurements(target, observed.plan, wanted, data.mask), observed, runs)
+        profiler = _DeployedProfiler(target, pair, plan, place, runs, wanted, data.mask)
         notes = accumulate(profiler, every, title="profile", purpose="profile")
     return profiler.profile([f"run by {runs_on.name}", *runs.facts, *notes])
 
 
-class Observed:
-    """Which values of a plan are observed, in ``taps`` by number, and why the others are not.
+class _DeployedProfiler(Measurements):
+    """Which values of a plan are observed, in ``taps`` by number, why the others are not, and their statistics.
 
     In its ``plan``, a value that is observed before a kernel rounds it is a float value.
     """
 
-    def __init__(self, pair: QuantizedPair, plan: Plan, place: Lowerable, program: DeployedProgram) -> None:
+    def __init__(
+        self,
+        target: ProfileTarget,
+        pair: QuantizedPair,
+        plan: Plan,
+        place: Lowerable,
+        program: DeployedProgram,
+        wanted: Wanted,
+        mask: Mask | None,
+    ) -> None:
+        self.program = program
         self._taps = {tap.step.node: tap for tap in place.values}
         results = {tap.step.out: tap for tap in place.values}
         steps = (step for step in pair.program.steps if step.duplicate_of is not None)
@@ -77,7 +86,7 @@ class Observed:
                 continue
             self.taps[number] = tap
             values[number] = replace(value, params=tap.params)
-        self.plan = replace(plan, values=tuple(values))
+        super().__init__(target, replace(plan, values=tuple(values)), wanted, mask)
 
     def _tap_of(self, value: Value) -> ObservedValue | None:
         found = self._taps.get(value.node.name)
@@ -92,7 +101,7 @@ class Observed:
             return "an input that no kernel rounds"
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
 
-    def notes(self) -> Iterator[str]:
+    def _not_observed(self) -> Iterator[str]:
         names = self.plan.names
         groups: dict[str, list[str]] = defaultdict(list)
         for number, reason in self._missing.items():
@@ -102,48 +111,38 @@ class Observed:
         if fixed := sum(value.constant for value in self.plan.values):
             yield f"not observed, {counted(fixed, 'value')}: weights and constants, which the program holds"
 
+    def add(self, batch: Batch) -> None:
+        values = self.target.values(batch)
+        if self.takes_empty(values):
+            return
+        inside = self.inside(batch, values)
+        ran = run_program(self.program, values)
+        found = {number: self._measured(number, ran.values, inside) for number in (() if ran.changed else self.taps)}
+        self.take(values, found, ran.outputs, inside, changed=ran.changed)
+
+    def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> ValueStatistics:
+        tap, value = self.taps[number], self.plan.values[number]
+        seen = values[tap.node]
+        clamped = None
+        if tap.params is not None and not seen.is_floating_point():
+            counted = seen if inside is None else inside.of(value.node.name, seen)
+            clamped = count_at_ends(counted, tap.params)
+        return measured(value, tap.value(seen), self.wanted, clamped, inside)
+
+    def profile(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> Profile:
+        said = [*before, *self._not_observed()]
+        report = super().profile(said, after)
+        if not self.seen:
+            why = "; ".join([*said, *self.notes()])
+            raise DeploymentError(f"no value of the deployed program was observed: {why}")
+        return report
+
 
 def _source(value: Value) -> Node:
     """The node that makes a value, before it is quantized."""
     source = value.node if value.quantize is None else value.quantize.args[0]
     assert isinstance(source, Node)
     return source
-
-
-class _DeployedProfiler:
-    def __init__(self, measurements: Measurements, observed: Observed, program: DeployedProgram) -> None:
-        self.measurements, self.observed, self.program = measurements, observed, program
-
-    @property
-    def batches(self) -> int:
-        return self.measurements.batches
-
-    def add(self, batch: Batch) -> None:
-        values = self.measurements.target.values(batch)
-        if self.measurements.adds_empty(values):
-            return
-        inside = self.measurements.inside(batch, values)
-        ran = run_program(self.program, values)
-        taps = () if ran.changed else self.observed.taps
-        found = {number: self._measured(number, ran.values, inside) for number in taps}
-        self.measurements.add(values, found, ran.outputs, inside, changed=ran.changed)
-
-    def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> Any:
-        tap, value = self.observed.taps[number], self.observed.plan.values[number]
-        seen = values[tap.node]
-        clamped = None
-        if tap.params is not None and not seen.is_floating_point():
-            counted = seen if inside is None else inside.of(value.node.name, seen)
-            clamped = count_at_ends(counted, tap.params)
-        return measured(value, tap.value(seen), self.measurements.wanted, clamped, inside)
-
-    def profile(self, notes: Sequence[str]) -> Profile:
-        said = [*notes, *self.observed.notes()]
-        report = self.measurements.profile(said)
-        if not self.measurements.seen:
-            why = "; ".join([*said, *self.measurements.notes()])
-            raise DeploymentError(f"no value of the deployed program was observed: {why}")
-        return report
 
 
 def count_at_ends(integers: Tensor, params: QuantParams) -> int:

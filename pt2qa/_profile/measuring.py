@@ -198,14 +198,14 @@ class Measurements:
         """Which positions of a batch count; None: all do."""
         return None if self._axes is None or not count_samples(list(values)) else self._axes.of(batch, values)
 
-    def adds_empty(self, values: Sequence[Any]) -> bool:
+    def takes_empty(self, values: Sequence[Any]) -> bool:
         """Whether a batch has no element; it is counted then, and need not run."""
         empty = has_no_element(values)
         if empty:
-            self.add(values, {}, None, None)
+            self.take(values, {}, None, None)
         return empty
 
-    def add(
+    def take(
         self,
         values: Sequence[Any],
         found: Mapping[int, ValueStatistics],

@@ -15,7 +15,7 @@ from pt2qa._capture.aliases import Aliases, written_by
 from pt2qa._graph.handles import OpName, attribute_of, handle_of, op_of, source_line
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import arguments_of
-from pt2qa._profile.rows import Role
+from pt2qa._profile.rows import Role, ValueRow
 from pt2qa._profile.sites import ReadValue, Sites
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator import op_rules, quant_ops
@@ -47,15 +47,10 @@ class Value:
     channels: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledValue:
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfiledValue(ValueRow):
     """The fields of a row that no batch changes, as in :class:`pt2qa.ProfileRow`."""
 
-    name: str
-    module: str
-    op: str
-    role: Role
-    argument: str
     of: str
     source: str
     value: int

@@ -19,7 +19,7 @@ BULK: Final = 0.999
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ValueRow(Row):
+class ValueRow(Row):
     """A row of one value at one op, whose fields :class:`ProfileRow` describes."""
 
     name: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
@@ -40,7 +40,7 @@ class _ValueRow(Row):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProfileRow(_ValueRow):
+class ProfileRow(ValueRow):
     """One value at one op, over all batches.  All rows of a value, at its producer and its readers, agree.
 
     NaN and infinities are counted, and left out of every other number::
@@ -127,7 +127,7 @@ class ProfileRow(_ValueRow):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProfileShift(_ValueRow):
+class ProfileShift(ValueRow):
     """One value in two profiles, ``a`` and ``b``.
 
     Shifts are in units of the range of a::

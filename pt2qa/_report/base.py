@@ -160,13 +160,7 @@ class Report:
     def table(self, sort: str = "worst", limit: int | None = 20, width: int | None = None) -> str:
         """The rows as a table: ``worst`` first, in ``graph`` order, by ``name`` or by any column.
 
-        Args:
-            sort: the order.
-            limit: rows to show; None for all.
-            width: of the screen, in characters; None: the terminal's, or 100 without one.
-
-        Raises:
-            ReportError: there is no such column, or the limit is negative.
+        Arguments and errors are those of :meth:`text`.
         """
         return clean_lines(self._table(self.order(sort), limit, screen_width(width)))
 
