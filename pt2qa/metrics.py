@@ -65,10 +65,15 @@ def mse(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``Σ (reference − quantized)² / n``
 
-    Arguments and errors are those of :func:`sqnr`.
+    Args:
+        reference: any shape, any dtype, any device.
+        quantized: its quantized counterpart, of the same shape.
 
     Returns:
         In the square of the tensors' unit; 0 for identical tensors.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.mse_loss``.
@@ -84,10 +89,15 @@ def l1(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``Σ |reference − quantized| / n``
 
-    Arguments and errors are those of :func:`sqnr`.
+    Args:
+        reference: any shape, any dtype, any device.
+        quantized: its quantized counterpart, of the same shape.
 
     Returns:
         In the tensors' unit; 0 for identical tensors.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.l1_loss``.
@@ -103,10 +113,15 @@ def atol(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> float:
 
     ``max |reference − quantized|``
 
-    Arguments and errors are those of :func:`sqnr`.
+    Args:
+        reference: any shape, any dtype, any device.
+        quantized: its quantized counterpart, of the same shape.
 
     Returns:
         In the tensors' unit; 0 for identical tensors.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Source:
         ``torch.allclose``.
@@ -122,10 +137,15 @@ def cosine(reference: Tensor | ArrayLike, quantized: Tensor | ArrayLike) -> floa
 
     ``Σ reference·quantized / (√Σ reference² · √Σ quantized²)``
 
-    Arguments and errors are those of :func:`sqnr`.
+    Args:
+        reference: any shape, any dtype, any device.
+        quantized: its quantized counterpart, of the same shape.
 
     Returns:
         −1..1: 1 for tensors that differ by a positive factor alone, nan where one of them is all zero.
+
+    Raises:
+        ValueError: the shapes differ.
 
     Source:
         ``torch.nn.functional.cosine_similarity``.
@@ -197,7 +217,11 @@ def next_token_accuracy(
 ) -> ModelMetric:
     """A metric: the share of positions at which the most likely token is the next one of the prompt.
 
-    Arguments are those of :func:`log_likelihood`.
+    Args:
+        prompts: as in :func:`log_likelihood`.
+        ids: the key of the tokens.
+        mask: the key of the mask.
+        logits: the key or index of the scores.
 
     Returns:
         A function of a model that gives 0..1; nan without two positions in a row.
