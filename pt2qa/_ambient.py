@@ -7,16 +7,14 @@ with :func:`torch_defaults`.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Call:
@@ -65,18 +63,12 @@ class _Thread(threading.local):
 _process, _thread = _Process(), _Thread()
 
 
-def torch_defaults(function: Callable[P, T]) -> Callable[P, T]:
+def torch_defaults(function: Function) -> Function:
     """A public function: inside, torch is as it is when a program starts; afterwards, as the caller had it.
 
     That holds for the default dtype and device, autocast, the grad mode, and the state of the random generators.
     """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _defaults():
-            return function(*args, **kwargs)
-
-    return call
+    return _defaults()(function)
 
 
 @contextmanager

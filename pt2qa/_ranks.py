@@ -6,7 +6,7 @@ import functools
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -20,6 +20,7 @@ from pt2qa.errors import BatchError, Pt2qaError, RankError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NoBatchError(BatchError):
@@ -145,19 +146,20 @@ def distributed(group: Any = None) -> Iterator[Ranks]:
     ranks = Ranks(group)
     token = _active.set(ranks)
     try:
-        with _told_to_all(ranks):
+        with _told_to_all():
             yield ranks
     finally:
         _active.reset(token)
 
 
 @contextmanager
-def _told_to_all(ranks: Ranks) -> Iterator[None]:
-    """An error within it is an error of all ranks."""
+def _told_to_all() -> Iterator[None]:
+    """An error within it is an error of all ranks that compute together."""
     try:
         yield
     except Exception as error:
-        told = ranks.tell(error)
+        ranks = _active.get()
+        told = error if ranks is None else ranks.tell(error)
         if told is error:
             raise
         raise told from error
@@ -195,16 +197,9 @@ def batches_before(count: Callable[[], int]) -> int:
     return 0 if ranks is None else sum(ranks.gather(count())[: ranks.rank])
 
 
-def in_step(function: Callable[P, T]) -> Callable[P, T]:
+def in_step(function: Function) -> Function:
     """A function that ranks call together: an error of one is an error of all."""
-
-    @functools.wraps(function)
-    def together(*args: P.args, **kwargs: P.kwargs) -> T:
-        ranks = _active.get()
-        with nullcontext() if ranks is None else _told_to_all(ranks):
-            return function(*args, **kwargs)
-
-    return together
+    return _told_to_all()(function)
 
 
 AnyReport = TypeVar("AnyReport", bound=Report)

@@ -185,7 +185,11 @@ def log_likelihood(
     >>> round(log_likelihood(prompts)(certain), 4)
     -0.6931
     """
-    return _next_tokens("log_likelihood", prompts, ids, mask, logits, _log_likelihoods)
+
+    def likelihoods(scores: Tensor, tokens: Tensor) -> Tensor:
+        return float64(scores).log_softmax(-1).gather(-1, tokens.unsqueeze(-1))
+
+    return _next_tokens("log_likelihood", prompts, ids, mask, logits, likelihoods)
 
 
 def perplexity(
@@ -230,7 +234,9 @@ def next_token_accuracy(
     >>> next_token_accuracy(prompts)(lambda input_ids: torch.tensor([[[0.0, 1.0]] * 3]))
     0.5
     """
-    return _next_tokens("next_token_accuracy", prompts, ids, mask, logits, _hits)
+    return _next_tokens(
+        "next_token_accuracy", prompts, ids, mask, logits, lambda scores, tokens: scores.argmax(-1) == tokens
+    )
 
 
 def token_agreement(
@@ -292,14 +298,6 @@ def _next_tokens(
 
     metric.__name__ = name
     return metric
-
-
-def _log_likelihoods(scores: Tensor, tokens: Tensor) -> Tensor:
-    return float64(scores).log_softmax(-1).gather(-1, tokens.unsqueeze(-1))
-
-
-def _hits(scores: Tensor, tokens: Tensor) -> Tensor:
-    return scores.argmax(-1) == tokens
 
 
 def _counting(batch: Mapping[str, Any], mask: str | None, tokens: Tensor) -> Tensor:

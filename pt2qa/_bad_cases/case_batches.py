@@ -32,12 +32,6 @@ def batch_size(values: list[Any], axis: int | None) -> int:
     return next((int(value.shape[axis]) for value in values if isinstance(value, Tensor) and value.dim() > axis), 1)
 
 
-def can_be_cut(values: list[Any], axis: int | None, size: int) -> bool:
-    """Whether every input tensor has the samples along the batch axis; 0-d tensors belong to all samples."""
-    tensors = [value for value in values if isinstance(value, Tensor) and value.dim()]
-    return axis is not None and all(tensor.dim() > axis and tensor.shape[axis] == size for tensor in tensors)
-
-
 def cut(batch: Batch, sample: int, axis: int) -> Batch:
 
     def narrow(value: Any) -> Any:

@@ -109,11 +109,13 @@ class BuiltInMetric:
 
     def scores(self, output: OutputPair) -> Scores:
         """One number for each sample; a problem where the values cannot be compared."""
-        problem = _problem(output) or (_logits_problem(output) if self.name == "kl" else "")
-        if problem:
+        if problem := self._problem(output):
             return Scores(problem=problem)
         if self.name == "kl":
-            numbers = _divergences(output)
+            if output.layout is None:
+                numbers = divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
+            else:
+                numbers = [float(divergence(*output.counted(place)).mean()) for place in output.places]
             return Scores(output.places, numbers, ["NaN or infinite logits" if math.isnan(n) else "" for n in numbers])
         numbers = [getattr(sums, self.name) for sums in output.sums]
         # Only a cosine is nan without a reason of the sums.
@@ -123,19 +125,22 @@ class BuiltInMetric:
         ]
         return Scores(output.places, numbers, notes)
 
-
-def _divergences(output: OutputPair) -> list[float]:
-    if output.layout is None:
-        return divergence(*output.rows).reshape(len(output.places), -1).mean(1).tolist()
-    return [float(divergence(*output.counted(place)).mean()) for place in output.places]
+    def _problem(self, output: OutputPair) -> str:
+        if output.problem:
+            return output.problem
+        reference, quantized = output.reference, output.quantized
+        if reference.shape != quantized.shape:
+            return f"shapes differ: {tuple(reference.shape)} and {tuple(quantized.shape)}"
+        if self.name == "kl" and not (reference.is_floating_point() and quantized.is_floating_point()):
+            return f"kl needs floating-point logits, not {str(reference.dtype).removeprefix('torch.')}"
+        if self.name == "kl" and reference.dim() - (output.axis is not None) < 1:
+            return "kl needs an axis of classes, the last one"
+        return ""
 
 
 BUILT_IN: Final = {
-    each.name: each
-    for each in (
-        *(BuiltInMetric("sqnr", "smallest"), BuiltInMetric("cosine", "smallest")),
-        *(BuiltInMetric("l1"), BuiltInMetric("atol"), BuiltInMetric("kl")),
-    )
+    **{name: BuiltInMetric(name, "smallest") for name in ("sqnr", "cosine")},
+    **{name: BuiltInMetric(name) for name in ("l1", "atol", "kl")},
 }
 
 AnyMetric: TypeAlias = BuiltInMetric | CaseMetric
@@ -159,22 +164,6 @@ def chosen_metrics(metric: str | CaseMetric | Sequence[str | CaseMetric], *, wit
     if not asked:
         raise SelectionError("no metric was given.")
     return [BUILT_IN[entry] if isinstance(entry, str) else entry for entry in asked if entry != FLIPS]
-
-
-def _problem(output: OutputPair) -> str:
-    if output.problem:
-        return output.problem
-    if output.reference.shape != output.quantized.shape:
-        return f"shapes differ: {tuple(output.reference.shape)} and {tuple(output.quantized.shape)}"
-    return ""
-
-
-def _logits_problem(output: OutputPair) -> str:
-    if not (output.reference.is_floating_point() and output.quantized.is_floating_point()):
-        return f"kl needs floating-point logits, not {str(output.reference.dtype).removeprefix('torch.')}"
-    if output.reference.dim() - (output.axis is not None) < 1:
-        return "kl needs an axis of classes, the last one"
-    return ""
 
 
 def as_targets(targets: Any) -> Tensor:

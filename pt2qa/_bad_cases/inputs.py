@@ -32,8 +32,6 @@ SAME: Final = frozenset(
 
 DEEPEST: Final = 64
 
-_SCALARS = (bool, int, float, str, type(None))
-
 
 def stored_dtype(dtype: str) -> str:
     """The NumPy dtype in which a torch dtype is stored; empty if it cannot be stored.
@@ -112,7 +110,7 @@ def _tensors(node: Any, depth: int = 0) -> Iterator[tuple[int, str]]:
     match node:
         case {"tensor": int(number), "dtype": str(dtype)} if len(node) == 2:
             yield number, dtype
-        case {"value": value} if len(node) == 1 and isinstance(value, _SCALARS):
+        case {"value": value} if len(node) == 1 and isinstance(value, bool | int | float | str | None):
             return
         case {"tuple": list(items)} | {"list": list(items)} if len(node) == 1:
             for item in items:

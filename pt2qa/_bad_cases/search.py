@@ -259,8 +259,10 @@ class _Search:
 
     def _cases(self, found: Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
         """The cases in any standing: those kept so far, and copies from this batch."""
-        number, first = self.found.steps, self.found.samples
-        alone = case_batches.can_be_cut(step.reference, self.axis, size)
+        number, first, axis = self.found.steps, self.found.samples, self.axis
+        # Samples can be cut out where every input has them along the batch axis; 0-d tensors belong to all of them.
+        tensors = [value for value in step.reference if isinstance(value, Tensor) and value.dim()]
+        alone = axis is not None and all(each.dim() > axis and each.shape[axis] == size for each in tensors)
         cases: dict[CaseKey, CaseBatch] = {}
         for (batch, sample), index in found.keys.items():
             if batch != number:
@@ -269,7 +271,7 @@ class _Search:
             elif sample < 0 or not alone:
                 cases.setdefault((batch, -1), CaseBatch(case_batches.copied(step.batch), first, 1))
             else:
-                own = case_batches.copied(case_batches.cut(step.batch, sample, self.axis or 0))
+                own = case_batches.copied(case_batches.cut(step.batch, sample, axis or 0))
                 cases[batch, sample] = CaseBatch(own, index, self._repeats(own, size))
         return cases
 

@@ -79,7 +79,7 @@ class _DeployedProfiler(Measurements):
         for number, value in enumerate(plan.values):
             if value.constant or not isinstance(_source(value).meta.get(VALUE), Tensor):
                 continue
-            tap = self._tap_of(value)
+            tap = self._taps.get(value.node.name) or self._taps.get(_source(value).name)
             reason = self._why_not(value, tap)
             if tap is None or reason:
                 self._missing[number] = reason
@@ -87,10 +87,6 @@ class _DeployedProfiler(Measurements):
             self.taps[number] = tap
             values[number] = replace(value, params=tap.params)
         super().__init__(target, replace(plan, values=tuple(values)), wanted, mask)
-
-    def _tap_of(self, value: Value) -> ObservedValue | None:
-        found = self._taps.get(value.node.name)
-        return self._taps.get(_source(value).name) if found is None else found
 
     def _why_not(self, value: Value, tap: ObservedValue | None) -> str:
         if value.reader is not None:

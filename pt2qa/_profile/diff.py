@@ -141,6 +141,11 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     alone += [
         ProfileOnly("b", row.name, row.role, row.argument) for key in in_b if key not in in_a for row in in_b[key]
     ]
+    notes = []
+    if a.environment.fingerprint != b.environment.fingerprint:
+        notes.append(f"two models: fingerprints {a.environment.fingerprint} and {b.environment.fingerprint}")
+    if not (a.histograms and b.histograms):
+        notes.append("no distances: profile both with histograms=True")
     return ProfileDiff(
         rows=tuple(rows),
         only=tuple(alone),
@@ -150,7 +155,7 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
         a_samples=a.samples,
         b_batches=b.batches,
         b_samples=b.samples,
-        notes=_notes(a, b),
+        notes=tuple(notes),
         model=b.model,
         environment=b.environment,
     )
@@ -161,15 +166,6 @@ def _by_key(profile: Profile) -> dict[Key, list[ProfileRow]]:
     for row in profile.rows:
         found[row.name, row.role, row.argument].append(row)
     return found
-
-
-def _notes(a: Profile, b: Profile) -> tuple[str, ...]:
-    notes = []
-    if a.environment.fingerprint != b.environment.fingerprint:
-        notes.append(f"two models: fingerprints {a.environment.fingerprint} and {b.environment.fingerprint}")
-    if not (a.histograms and b.histograms):
-        notes.append("no distances: profile both with histograms=True")
-    return tuple(notes)
 
 
 def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> ProfileShift:

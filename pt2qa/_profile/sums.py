@@ -119,14 +119,15 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
         "max": of.largest if some else math.nan,
         "mean": of.moments.mean if some else math.nan,
         "variance": of.moments.variance,
-        **{column: _quantile(of, share) for column, share in QUANTILES.items()},
+        **dict.fromkeys(QUANTILES, math.nan),
         "zeros": of.zeros / of.count if of.count else math.nan,
         "nans": of.nans,
         "infs": of.infs,
         "saturation": seen.clamped / of.count if seen.clamped >= 0 and of.count else math.nan,
         "range_use": spanned / steps if steps else math.nan,
-        "outlier_ratio": _outlier_ratio(of),
+        "outlier_ratio": math.nan,
         "channels": -1 if seen.is_uneven else seen.axis,
+        **(_from_histogram(of, of.histogram) if some and of.histogram is not None else {}),
     }
 
 
@@ -138,15 +139,7 @@ def _scheme(params: QuantParams) -> Literal["", "per_tensor", "per_channel", "dy
     return "per_tensor" if params.axis is None else "per_channel"
 
 
-def _quantile(of: Statistics, share: float) -> float:
-    if of.histogram is None or not of.moments.count:
-        return math.nan
-    return min(max(of.histogram.quantile(share), of.smallest), of.largest)
-
-
-def _outlier_ratio(of: Statistics) -> float:
-    if of.histogram is None or not of.moments.count:
-        return math.nan
-    most = of.histogram.magnitudes.quantile(BULK)
-    largest = max(abs(of.smallest), abs(of.largest))
-    return max(1.0, largest / most) if most > 0 else math.nan
+def _from_histogram(of: Statistics, held: Histogram) -> dict[str, float]:
+    most, largest = held.magnitudes.quantile(BULK), max(abs(of.smallest), abs(of.largest))
+    quantiles = {name: min(max(held.quantile(share), of.smallest), of.largest) for name, share in QUANTILES.items()}
+    return {**quantiles, "outlier_ratio": max(1.0, largest / most) if most > 0 else math.nan}

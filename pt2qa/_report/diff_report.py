@@ -52,6 +52,11 @@ class DiffRow(Row):
         """Name and role."""
         return f"{self.name} ({self.role})" if self.role else self.name
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether neither report has a number."""
+        return isnan(self.before) and isnan(self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -177,7 +182,7 @@ class ReportDiff(ModelReport):
     def _silent(self) -> list[str]:
         """The rows without a number in either report; empty for a text measure."""
         same = self.having("unchanged") if self.worst_is else ()
-        return [row.place for row in same if isnan(row.before) and isnan(row.after)]
+        return [row.place for row in same if row.is_silent]
 
 
 def _signed(show: Callable[[float], str], value: float) -> str:

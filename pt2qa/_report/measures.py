@@ -11,6 +11,7 @@ from math import isnan, nan
 
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import Column, cell, column_called, columns_of, tables_of
+from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 
 
@@ -62,8 +63,8 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
     """The measure of this name, or by default the usual one of the reports' kind."""
+    kind = kind_of(reports[0]).name
     if by is None and not reports[0].usual_measures:
-        kind = reports[0].kind
         every = [
             column if table == "rows" else f"{table}.{column}"
             for table in tables_of(type(reports[0]))

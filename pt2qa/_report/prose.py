@@ -80,13 +80,11 @@ def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
     for number, each in enumerate(unpaired):
         kind = _ORDINAL.sub("", each.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
         groups.setdefault((kind, each.side), []).append(each)
-    return [_entry(kind, alike) for (kind, _), alike in groups.items()]
-
-
-def _entry(kind: str, alike: Sequence[Unpaired]) -> str:
-    first, many = alike[0], len(alike) > 1
-    what = f"{len(alike)} {kind} ({first.side}), such as {first.name}" if many else f"{first.name} ({first.side})"
-    return f"{what}: {first.reason or 'no reason given'}"
+    entries = []
+    for (kind, side), (first, *others) in groups.items():
+        what = f"{1 + len(others)} {kind} ({side}), such as {first.name}" if others else f"{first.name} ({side})"
+        entries.append(f"{what}: {first.reason or 'no reason given'}")
+    return entries
 
 
 def sections(parts: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit:
     shown = rows[:limit]
     used = [each for each in columns if not each.optional or any(_says(each, cell(row, each.name)) for row in rows)]
     drawing, hidden = draw(used, shown, width)
-    lines = [drawing]
+    lines = []
     if left := len(rows) - len(shown):
         lines.append(f"{counted(left, 'more row')}: report.table(limit=None) or pt2qa show --limit 0")
     if hidden:
@@ -79,7 +79,7 @@ def table(columns: Sequence[Column], rows: Sequence[Any], by: str | None, limit:
         lines.append(f"{counted(len(hidden), 'column')} hidden ({titles}): use a wider screen, width=, or --width")
     if by is not None and (missing := len(without_number(rows, by))):
         lines.append(f"{counted(missing, 'row')} without {by} sorted last")
-    return "\n".join([drawing, *(wrap(line, width, indent="  ") for line in lines[1:])])
+    return "\n".join([drawing, *(wrap(line, width, indent="  ") for line in lines)])
 
 
 def draw(columns: Sequence[Column], rows: Sequence[Any], width: int) -> tuple[str, tuple[str, ...]]:

@@ -154,8 +154,10 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
             for failure in failed:
                 failure.show()
             raise
-    if every:
-        analyses.write_page(every)
+    if every and analyses.writes and analyses.writes_html:
+        from pt2qa._report.html import write_html
+
+        write(analyses.folder / "report.html", partial(write_html, every))
     say(*reasons)
     for failure in failed[:-1]:
         failure.show()
@@ -263,12 +265,6 @@ class _Analyses:
         if what not in ("weights", "error-budget"):  # they are long
             printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
             click.echo(f"{printing.text(report)}\n")
-
-    def write_page(self, reports: Sequence[Any]) -> None:
-        from pt2qa._report.html import write_html
-
-        if self.writes and self.writes_html:
-            write(self.folder / "report.html", partial(write_html, reports))
 
     def _write_csv(self, report: Any, stem: str) -> None:
         from pt2qa._report.columns import tables_of

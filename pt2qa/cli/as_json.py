@@ -6,20 +6,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from pt2qa import __version__
 
-FOUND: Final = "pt2qa.found"
-
 
 def found() -> dict[str, list[Any]]:
     """What the running command found so far."""
-    context = click.get_current_context(silent=True)
-    meta: dict[str, Any] = {} if context is None else context.meta
-    document: dict[str, list[Any]] = meta.setdefault(FOUND, {"reports": [], "wrote": [], "next": []})
+    empty: dict[str, list[Any]] = {"reports": [], "wrote": [], "next": []}
+    document: dict[str, list[Any]] = click.get_current_context().meta.setdefault("pt2qa.found", empty)
     return document
 
 

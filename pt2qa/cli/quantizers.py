@@ -68,12 +68,10 @@ def quantizers(chosen: str | None, width: int | None) -> None:
 
 
 def _options(plugin: Any) -> list[str]:
-    return [f"{option.name}={_spelled(getattr(plugin, option.name))}" for option in fields(plugin)] or ["none"]
-
-
-def _spelled(value: Any) -> str:
-    """An option's value as -q takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    """A plug-in's options with their values, as -q takes them."""
+    values = {option.name: getattr(plugin, option.name) for option in fields(plugin)}
+    plain = {name: str(value).lower() if value in (None, True, False) else value for name, value in values.items()}
+    return [f"{name}={value}" for name, value in plain.items()] or ["none"]
 
 
 @main.command("annotations")

@@ -156,7 +156,7 @@ def _left_unchecked(found: ReportDiff) -> Iterator[str]:
     """What the checks leave out: new rows, rows without a number, and other differences."""
     rows = (*found.figures, *found.rows)
     yield from _alone(found, "new", "")
-    silent = [f"{row.place} ({row.note})" for row in rows if _is_silent(row) and row.note]
+    silent = [f"{row.place} ({row.note})" for row in rows if row.is_silent and row.note]
     if found.worst_is and silent:
         yield f"{counted(len(silent), 'row')} not compared: {few(silent)}"
     differ = [change for change in found.changes if change.name not in _CONDITIONS]
@@ -197,7 +197,7 @@ def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: f
             shown=row.note or f"{exact(row.loss, unit_of_rows)}, {_change(row, unit_of_rows)}",
         )
         for row in rows
-        if row.status not in {"new", "gone"} and not _is_silent(row)
+        if row.status not in {"new", "gone"} and not row.is_silent
     ]
     if measure.startswith("outputs."):
         # A layer may be renamed or fused; an output of the baseline must not go missing.
@@ -215,7 +215,3 @@ def _is_kept(row: DiffRow, max_drop: float) -> bool:
     """A number that appears is good; one that disappears is not."""
     came = isnan(row.before) and not isnan(row.after)
     return came or row.loss <= max_drop
-
-
-def _is_silent(row: DiffRow) -> bool:
-    return isnan(row.before) and isnan(row.after)
