@@ -7,7 +7,7 @@ The text is one node: ``{"tensor": 0, "dtype": "float32"}`` is array 0 of the ca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -54,9 +54,9 @@ def check_structure(text: str, prefix: tuple[int, int], arrays: Mapping[str, Arr
 
     Raises a ReportError where the text is not what this module describes, or an array is missing or of another dtype.
     """
+    leaves: list[tuple[int, str]] = []
     try:
-        node = json.loads(text)
-        leaves = list(_tensors(node))
+        _filled(json.loads(text), lambda number, dtype: leaves.append((number, dtype)))
     except (ValueError, RecursionError) as error:
         raise ReportError(f"the structure of case {prefix} is damaged: {error}") from error
     names = set()
@@ -84,41 +84,32 @@ def rebuild(
     # Imported here: reports are loaded and shown without torch.
     import torch
 
-    def built(node: dict[str, Any]) -> Any:
-        if "tensor" in node:
-            # A copy, so that changes by the user do not affect the report.
-            tensor = torch.from_numpy(np.array(arrays[key_of(*prefix, node["tensor"])]))
-            if node["dtype"] in AS_REAL:
-                tensor = torch.view_as_complex(tensor)
-            tensor = tensor.to(getattr(torch, node["dtype"]))
-            return tensor.repeat_interleave(repeats, axis) if repeats > 1 and tensor.dim() > axis else tensor
-        if "tuple" in node:
-            return tuple(map(built, node["tuple"]))
-        if "list" in node:
-            return list(map(built, node["list"]))
-        if "dict" in node:
-            return {key: built(item) for key, item in node["dict"]}
-        return node["value"]
+    def tensor(number: int, dtype: str) -> torch.Tensor:
+        # A copy, so that changes by the user do not affect the report.
+        stored = torch.from_numpy(np.array(arrays[key_of(*prefix, number)]))
+        tensor = (torch.view_as_complex(stored) if dtype in AS_REAL else stored).to(getattr(torch, dtype))
+        return tensor.repeat_interleave(repeats, axis) if repeats > 1 and tensor.dim() > axis else tensor
 
-    return built(json.loads(text))  # type: ignore[no-any-return]
+    return _filled(json.loads(text), tensor)  # type: ignore[no-any-return]
 
 
-def _tensors(node: Any, depth: int = 0) -> Iterator[tuple[int, str]]:
-    """Number and dtype of every tensor in a structure; raises ValueError if it is not a structure."""
+def _filled(node: Any, leaf: Callable[[int, str], Any], depth: int = 0) -> Any:
+    """A structure with what ``leaf`` makes of a tensor's number and dtype; a ValueError if it is not a structure."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
         case {"tensor": int(number), "dtype": str(dtype)} if len(node) == 2:
-            yield number, dtype
-        case {"value": value} if len(node) == 1 and isinstance(value, bool | int | float | str | None):
-            return
-        case {"tuple": list(items)} | {"list": list(items)} if len(node) == 1:
-            for item in items:
-                yield from _tensors(item, depth + 1)
+            return leaf(number, dtype)
+        case {"value": bool() | int() | float() | str() | None as value} if len(node) == 1:
+            return value
+        case {"tuple": list(items)} if len(node) == 1:
+            return tuple(_filled(item, leaf, depth + 1) for item in items)
+        case {"list": list(items)} if len(node) == 1:
+            return [_filled(item, leaf, depth + 1) for item in items]
         case {"dict": list(items)} if len(node) == 1:
             for item in items:
                 if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
                     raise ValueError(f"expected pairs of name and value, got {item!r:.60}")
-                yield from _tensors(item[1], depth + 1)
+            return {name: _filled(item, leaf, depth + 1) for name, item in items}
         case _:
             raise ValueError(f"expected a tensor, a value, a tuple, a list or a dict, got {node!r:.60}")

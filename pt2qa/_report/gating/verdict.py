@@ -7,12 +7,11 @@ from math import inf, isnan, nan
 from typing import Final
 
 from pt2qa._report.base import Report
-from pt2qa._report.diff import diff
+from pt2qa._report.diff import diff, find_measure
 from pt2qa._report.diff_report import DiffRow, ReportDiff
 from pt2qa._report.formats import exact
 from pt2qa._report.gating.requirement import read_requirement, required
 from pt2qa._report.gating.result import GateCheck, GateResult, Item, check_of, limit_text
-from pt2qa._report.measures import find_measure
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import kind_of
