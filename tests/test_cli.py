@@ -465,7 +465,7 @@ def test_a_plan_that_met_the_target_is_the_next_step(run, library, searches, flo
 
 def test_every_command_ends_with_a_command_to_type(run):
     """Its program and options exist; what it names was given."""
-    from pt2qa.cli.next_step import _NEXT
+    from pt2qa.cli.outcome import _NEXT
 
     missing = set(main.commands) - set(_NEXT) - {"analyze"}  # which says what follows from its reports
     assert not missing

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pt2qa
-from pt2qa._bad_cases.output_pairs import OutputPair
+from pt2qa._bad_cases.case_metrics import OutputPair
 from pt2qa._simulator.positions import Layout
 from tests.padded_prompts import Running, padded, prompts, quantized
 

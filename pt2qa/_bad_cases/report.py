@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy.typing as npt
 
-from pt2qa._bad_cases.inputs import check_structure, rebuild
-from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
+from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, check_structure, rebuild
 from pt2qa._report.base import Block, Listing, ModelReport
 from pt2qa._report.columns import Column, Count, column
 from pt2qa._report.formats import number, share

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._bad_cases import case_batches
-from pt2qa._bad_cases.case_batches import CaseBatch
+from pt2qa._bad_cases.case_batches import CaseBatch, Feedback, State
 from pt2qa._bad_cases.case_metrics import (
     FLIPS,
     AnyMetric,
     CaseMetric,
+    OutputPair,
     Scores,
     as_targets,
     chosen_metrics,
     count_labels,
+    output_pairs,
 )
-from pt2qa._bad_cases.feedback import Feedback, State
-from pt2qa._bad_cases.output_pairs import OutputPair, output_pairs
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pt2qa._bad_cases.case_metrics import FLIPS, Scores
-from pt2qa._bad_cases.inputs import Array, key_of
-from pt2qa._bad_cases.output_pairs import OutputPair
-from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
+from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
+from pt2qa._bad_cases.rows import Array, CaseRow, LabelCounts, Ranking, StoredCase, key_of
 from pt2qa._report.columns import Count
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without

@@ -25,12 +25,11 @@ from pt2qa._report.columns import (
     shown_columns,
     tables_of,
 )
-from pt2qa._report.export import csv_text, frame
 from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
-from pt2qa._report.table import check_column, ranked, screen_width, table, with_column
+from pt2qa._report.table import check_column, csv_text, frame, ranked, screen_width, table, with_column
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ import click
 import pt2qa
 from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli import as_json, options
+from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import Flow, measured_on, own_part
 from pt2qa.cli.group import DEBUG, Failure, main, plan_in, say, say_next, write
-from pt2qa.cli.next_step import next_step
 from pt2qa.errors import Pt2qaError
 
 
@@ -142,7 +141,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
                     reasons += [line for line in found if line not in reasons]
                 if what == "reconfiguration" and not report.met:
                     reasons.append(f"{spec}: the target is not met: {report.verdict}")
-            step, advice = next_step(made, where, flow.batches, spec, analyses.stem(spec))
+            step, advice = outcome.next_step(made, where, flow.batches, spec, analyses.stem(spec))
             say(*filter(None, [advice]))
             if step:
                 steps.append(step)
@@ -250,7 +249,7 @@ class _Analyses:
         stop_if_interrupted(getattr(report, "notes", ()))
 
     def _write(self, report: Any, what: str, spec: str) -> None:
-        as_json.found()["reports"].append(report)
+        outcome.found()["reports"].append(report)
         stem = self.stem(spec)
         write(f"{stem}-{what}.safetensors", report.save)
         if what == "reconfiguration":

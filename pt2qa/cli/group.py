@@ -15,9 +15,8 @@ import click
 
 from pt2qa._interrupts import INTERRUPTED
 from pt2qa._printable import clean, clean_lines
-from pt2qa.cli import as_json
+from pt2qa.cli import outcome
 from pt2qa.cli.defaults import defaults_in
-from pt2qa.cli.next_step import following
 from pt2qa.errors import Pt2qaError, ReportError
 
 DEBUG: Final = "pt2qa.debug"
@@ -72,7 +71,7 @@ class Command(click.Command):
         except click.exceptions.Exit as leaving:
             code = leaving.exit_code
         if os.environ.get("RANK", "0") == "0":
-            click.echo(as_json.text_of(str(self.name), code))
+            click.echo(outcome.text_of(str(self.name), code))
         return ctx.exit(code)
 
     def _run(self, ctx: click.Context) -> Any:
@@ -86,9 +85,9 @@ class Command(click.Command):
             done = super().invoke(ctx)
         except click.exceptions.Exit as leaving:
             if leaving.exit_code == 1:  # findings
-                say_next(following(str(self.name), ctx.params))
+                say_next(outcome.following(str(self.name), ctx.params))
             raise
-        say_next(following(str(self.name), ctx.params))
+        say_next(outcome.following(str(self.name), ctx.params))
         return done
 
     def _files(self, ctx: click.Context, kind: type[click.Path]) -> Iterator[tuple[str, str]]:
@@ -189,7 +188,7 @@ def say(*lines: str) -> None:
 def say_next(*commands: str) -> None:
     """Ends what a command prints, on stderr, with what to type next, as it is typed."""
     if any(commands):
-        as_json.found()["next"] += filter(None, commands)
+        outcome.found()["next"] += filter(None, commands)
         click.echo("\n".join(["Next:", *filter(None, commands)]), err=True)
 
 
@@ -204,7 +203,7 @@ def write(path: str | Path | None, save: Callable[[Path], object]) -> None:
     """Writes a file, if one is asked for, and names it on stderr: stdout is the report's."""
     if path is not None:
         save(Path(path))
-        as_json.found()["wrote"].append(str(path))
+        outcome.found()["wrote"].append(str(path))
         click.echo(f"wrote {path}", err=True)
 
 

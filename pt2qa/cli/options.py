@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pt2qa._report.notes import stop_if_interrupted
-from pt2qa.cli import as_json
+from pt2qa.cli import outcome
 from pt2qa.cli.group import InputFile, OutputFile, write
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Printing:
 
     def show(self, report: Report, file: Path | None = None) -> None:
         """Writes a report to the files that were asked for, and then prints it, as text or CSV."""
-        as_json.found()["reports"].append(report)
+        outcome.found()["reports"].append(report)
         if self.csv_file != "-":
             write(self.csv_file, functools.partial(report.to_csv, extended=True))
         write(file, report.save)

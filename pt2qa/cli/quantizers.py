@@ -15,7 +15,7 @@ import click
 
 import pt2qa
 from pt2qa._near_names import near_names
-from pt2qa.cli import as_json, options
+from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import main, plan_in
 from pt2qa.errors import PluginError
@@ -60,7 +60,7 @@ def quantizers(chosen: str | None, width: int | None) -> None:
     listed: list[dict[str, Any]] = [
         {"name": name, "summary": plugin.summary, "options": _options(plugin)} for name, plugin in sorted(found.items())
     ]
-    as_json.found()["reports"].append({"kind": "quantizers", "tables": {"rows": listed}})
+    outcome.found()["reports"].append({"kind": "quantizers", "tables": {"rows": listed}})
     taken = max(map(len, found)) + max(len(line) for each in listed for line in each["options"]) + 4
     room = max(_SUMMARY_WIDTH, screen_width(width) - taken)
     rows = [(each["name"], textwrap.fill(each["summary"], room), "\n".join(each["options"])) for each in listed]

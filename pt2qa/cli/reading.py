@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pt2qa._printable import clean_lines
-from pt2qa.cli import as_json, options
+from pt2qa.cli import options, outcome
 from pt2qa.cli.group import InputFile, main, write
 from pt2qa.errors import ReportError
 
@@ -157,7 +157,7 @@ def gate(
     old = None if baseline is None else reports.load(baseline)
     result = reports.gate(reports.load(report), baseline=old, **asked)
     write(junit, functools.partial(write_atomic, content=result.junit()))
-    as_json.found()["reports"].append(result)
+    outcome.found()["reports"].append(result)
     click.echo(result.text(width=width))
     if github and not (result.passed and not result.warnings):
         click.echo(result.github())
