@@ -43,9 +43,9 @@ def test_errors_are_cleaned_and_keep_their_lines() -> None:
     assert str(BatchError(EVIL)) == SHOWN
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in kinds()])
+@pytest.mark.parametrize("kind", [kind.kind for kind in kinds()])
 def test_every_kind_of_report_is_shown_in_plain_letters(kind: str) -> None:
-    report = sample(next(each.report_type for each in kinds() if each.name == kind))
+    report = sample(next(each for each in kinds() if each.kind == kind))
     known = {field.name for field in fields(report)} & {"model", "quantizer", "verdict", "a", "b", "of", "group"}
     texts = dict.fromkeys(known, EVIL)
     report = replace(report, notes=(EVIL,), **texts)

@@ -54,7 +54,7 @@ def test_every_kind_of_report_has_its_columns_and_its_fields() -> None:
     assert pt2qa.LayerReport.kind == "layers"
     for page in ("columns", "files"):
         found = re.findall(r"^## (\S+)", pages()[f"reference/{page}.md"], re.MULTILINE)
-        assert found == sorted(kind.name for kind in kinds())
+        assert found == sorted(kind.kind for kind in kinds())
 
 
 def test_every_column_has_a_meaning() -> None:

@@ -113,14 +113,13 @@ def columns_page() -> str:
         "[What the numbers mean](../concepts.md).",
     ]
     described: dict[type[Any], str] = {}
-    for kind in sorted(kinds(), key=lambda each: each.name):
-        report = kind.report_type
-        parts.append(f"## {kind.name}\n\n`{report.__name__}`.")
+    for report in sorted(kinds(), key=lambda each: each.kind):
+        parts.append(f"## {report.kind}\n\n`{report.__name__}`.")
         for part, row in tables_of(report).items():
             if row in described:
                 parts.append(f"**{part}**: rows of `{row.__name__}`, as in [{described[row]}](#{described[row]}).")
             else:
-                described[row] = kind.name
+                described[row] = report.kind
                 parts.append(f"**{part}**: rows of `{row.__name__}`.\n\n{_columns(row)}")
     return "\n\n".join(parts) + "\n"
 
@@ -174,17 +173,16 @@ def files_page() -> str:
         "[Columns of the reports](columns.md). A field that came with a later schema takes its default when an older "
         "file is read.",
     ]
-    for kind in sorted(kinds(), key=lambda each: each.name):
-        oldest = kind.schema if kind.oldest is None else kind.oldest
+    for kind in sorted(kinds(), key=lambda each: each.kind):
         lines = ["| field | type | since schema |", "| --- | --- | --- |"]
-        types = {each.name: str(each.type) for each in fields(kind.report_type)}
+        types = {each.name: str(each.type) for each in fields(kind)}
         lines += [_row((f"`{name}`", f"`{_type(types, name)}`", str(codec.since))) for name, codec in _fields(kind)]
-        parts.append(f"## {kind.name}\n\nSchema {kind.schema}, read from {oldest}.\n\n" + "\n".join(lines))
+        parts.append(f"## {kind.kind}\n\nSchema {kind.schema}, read from {kind.oldest}.\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
 def _fields(kind: Any) -> Iterable[tuple[str, Any]]:
-    return codecs_of(kind.report_type).items()
+    return codecs_of(kind).items()
 
 
 def _type(types: Mapping[str, str], name: str) -> str:

@@ -108,6 +108,7 @@ class Report:
 
     Attributes:
         kind: its name in files, such as ``layers``.
+        schema, oldest: the version of its fields, and the oldest that is still read.
         heading: its name on pages, such as ``Layers``; derived from the kind if not set.
         usual_measures: the columns that say how good a row is; the first one measured is used. A column of another
             table is written ``table.column``.
@@ -126,6 +127,8 @@ class Report:
     __slots__ = ()
 
     kind: ClassVar[str]
+    schema: ClassVar[int]
+    oldest: ClassVar[int]
     heading: ClassVar[str]
     usual_measures: ClassVar[tuple[str, ...]] = ()
     ties: ClassVar[str] = "sqnr"

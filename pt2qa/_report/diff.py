@@ -73,7 +73,7 @@ def names_in(reports: Sequence[Report], table: str) -> tuple[str, ...]:
 
 def find_measure(reports: Sequence[Report], by: str | None) -> Measure:
     """The measure of this name, or by default the usual one of the reports' kind."""
-    kind = kind_of(reports[0]).name
+    kind = kind_of(reports[0]).kind
     if by is None and not reports[0].usual_measures:
         every = [
             column if table == "rows" else f"{table}.{column}"
@@ -166,7 +166,7 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
     >>> diff(nothing, nothing)
     <ReportDiff of weights, Net, xnnpack: 0 worse, 0 better of 0 rows>
     """
-    kinds = [kind_of(report).name for report in (old, new)]
+    kinds = [kind_of(report).kind for report in (old, new)]
     if kinds[0] != kinds[1]:
         raise ReportError(
             f"cannot compare a report of {kinds[0]} with one of {kinds[1]}: give two reports of the same kind"

@@ -57,7 +57,7 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
     first = given[0]
     name = type(first).__name__
     if not first.merges_in:
-        able = {each.report_type.__name__ for each in kinds() if each.report_type.merges_in}
+        able = {each.__name__ for each in kinds() if each.merges_in}
         said = f"{'an' if name[0] in 'AE' else 'a'} {name} does not add up over batches."
         which = f"Reports that can be merged: {', '.join(sorted(able))}."
         raise ReportError(" ".join(filter(None, (said, which, first.instead_of_merging))))

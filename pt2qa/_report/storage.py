@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,17 +29,8 @@ VERSION: Final = "pt2qa.version"
 CHECKSUM: Final = "pt2qa.checksum"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of report; ``oldest`` is the oldest schema that is still read, None for the last only."""
-
-    name: str
-    schema: int
-    report_type: type[Any]
-    oldest: int | None = None
-
-
-_KINDS: dict[str, Kind] = {}
+_KINDS: dict[str, type[Any]] = {}
+"""The classes of reports by kind."""
 
 
 def register(
@@ -65,12 +56,13 @@ def register(
         if since is not None:
             report_type.inherited_since = since
         codecs_of(report_type)
-        taken = _KINDS.get(name)
+        taken = _KINDS.get(name, report_type)
         # The same class is registered again when a notebook reloads its module.
-        if taken is not None and _full_name(taken.report_type) != _full_name(report_type):
-            raise ValueError(f"report kind {name!r} is taken by {_full_name(taken.report_type)}")
-        _KINDS[name] = Kind(name, schema, report_type, oldest)
-        report_type.kind = name
+        if _full_name(taken) != _full_name(report_type):
+            raise ValueError(f"report kind {name!r} is taken by {_full_name(taken)}")
+        _KINDS[name] = report_type
+        report_type.kind, report_type.schema = name, schema
+        report_type.oldest = schema if oldest is None else oldest
         if not hasattr(report_type, "heading"):
             report_type.heading = name.replace("-", " ").capitalize()
         return report_type
@@ -104,7 +96,7 @@ def save(report: Any, path: str | os.PathLike[str]) -> None:
 
     kind = kind_of(report)
     tensors, text = encode(report)
-    text = {KIND: kind.name, SCHEMA: str(kind.schema), VERSION: __version__, **text}
+    text = {KIND: kind.kind, SCHEMA: str(kind.schema), VERSION: __version__, **text}
     write_atomic(path, to_bytes(tensors, {**text, CHECKSUM: checksum(tensors, text)}))
 
 
@@ -129,7 +121,7 @@ def _digest(digest: Any, *parts: bytes) -> None:
 def read(path: str | os.PathLike[str]) -> Any:
     """What :func:`pt2qa.load` does, for kinds whose modules have been imported."""
     kind, source = _read(Path(path))
-    report = decode(kind.report_type, source)
+    report = decode(kind, source)
     # Last, since an error that names the damaged field is more helpful.
     if source.text.get(CHECKSUM, "") not in ("", checksum(source.tensors, source.text)):
         raise source.error(CHECKSUM, "does not match the contents of the file")
@@ -140,21 +132,21 @@ def _full_name(report_type: type[Any]) -> str:
     return f"{report_type.__module__}.{report_type.__qualname__}"
 
 
-def kinds() -> tuple[Kind, ...]:
-    """The kinds of report that can be saved."""
+def kinds() -> tuple[type[Any], ...]:
+    """The classes of reports that can be saved."""
     return tuple(_KINDS.values())
 
 
-def kind_of(report: Any) -> Kind:
+def kind_of(report: Any) -> type[Any]:
+    """The class of a report, which can be saved."""
     if not is_dataclass(report):
         raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
-    found = next((kind for kind in _KINDS.values() if kind.report_type is type(report)), None)
-    if found is not None:
-        return found
-    raise TypeError(f"{type(report).__name__} is not a registered kind of report; decorate it with register()")
+    if type(report) not in _KINDS.values():
+        raise TypeError(f"{type(report).__name__} is not a registered kind of report; decorate it with register()")
+    return type(report)
 
 
-def _read(path: Path) -> tuple[Kind, Source]:
+def _read(path: Path) -> tuple[type[Any], Source]:
     from safetensors import SafetensorError, safe_open
 
     if path.is_dir():
@@ -187,7 +179,7 @@ def _tensor(file: Any, source: Source, name: str) -> Array:
     return tensor
 
 
-def _kind_in(source: Source) -> Kind:
+def _kind_in(source: Source) -> type[Any]:
     for name in (KIND, SCHEMA, VERSION):
         if name not in source.text:
             raise ReportError(f"{source.path}: a safetensors file, but not a pt2qa report: it has no field {name!r}")
@@ -201,9 +193,8 @@ def _kind_in(source: Source) -> Kind:
     source.schema = int(schema)
     if source.schema > kind.schema:
         raise _unreadable(source, SCHEMA, schema, f"reads up to {kind.schema}; update pt2qa")
-    oldest = kind.schema if kind.oldest is None else kind.oldest
-    if source.schema < oldest:
-        reads = f"{oldest} to {kind.schema}" if oldest < kind.schema else kind.schema
+    if source.schema < kind.oldest:
+        reads = f"{kind.oldest} to {kind.schema}" if kind.oldest < kind.schema else kind.schema
         raise _unreadable(source, SCHEMA, schema, f"reads {reads}; analyse the model again")
     return kind
 

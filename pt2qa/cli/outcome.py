@@ -42,7 +42,7 @@ def report_of(report: Any) -> dict[str, Any]:
         return {"kind": "gate", "numbers": {"passed": report.passed}, "tables": {"checks": report.checks}}
     kind = kind_of(report)
     return {
-        "kind": kind.name,
+        "kind": kind.kind,
         "schema": kind.schema,
         **{name: getattr(report, name, None) for name in ("model", "quantizer")},
         "summary": report.summary(),

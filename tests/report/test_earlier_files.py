@@ -15,7 +15,7 @@ import pt2qa
 from pt2qa._report.storage import CHECKSUM, kinds
 from pt2qa.report import UNQUANTIZED
 
-OWN_KINDS = [kind for kind in kinds() if kind.report_type.__module__.startswith("pt2qa.")]
+OWN_KINDS = [kind for kind in kinds() if kind.__module__.startswith("pt2qa.")]
 
 V0_2_0 = sorted((Path(__file__).parent / "v0_2_0").glob("*.safetensors"))
 """What the analyses of 0.2.0 wrote of a small model; two of three batches count in some."""
@@ -54,11 +54,11 @@ def test_places_are_names_also_where_0_2_0_wrote_them_as_one_text(tmp_path: Path
 
 
 def test_files_of_0_2_0_have_every_kind_and_say_their_version() -> None:
-    assert {path.stem for path in V0_2_0} == {kind.name for kind in OWN_KINDS}
+    assert {path.stem for path in V0_2_0} == {kind.kind for kind in OWN_KINDS}
     assert {safe_open(path, "np").metadata()["pt2qa.version"] for path in V0_2_0} == {"0.2.0"}
 
 
 def test_the_page_on_stability_has_every_kind_with_its_schema() -> None:
     page = (Path(__file__).parents[2] / "docs" / "stability.md").read_text()
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (\d+) \|", page, re.MULTILINE))
-    assert rows == {kind.name: str(kind.schema) for kind in OWN_KINDS}
+    assert rows == {kind.kind: str(kind.schema) for kind in OWN_KINDS}

@@ -89,9 +89,9 @@ def replace_case(row: Any, like: Any) -> Any:
     return replace(row, batch=like.batch, sample=like.sample)
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in kinds()])
+@pytest.mark.parametrize("kind", [kind.kind for kind in kinds()])
 def test_every_kind_is_shown_in_every_view(kind: str) -> None:
-    report = renamed(sample(next(each.report_type for each in kinds() if each.name == kind)))
+    report = renamed(sample(next(each for each in kinds() if each.kind == kind)))
     use(report, report, random.Random(0), every=True)
     page = Page(html_page(report))
     assert page.open == []
@@ -109,9 +109,9 @@ def values_of(table: dict[str, Any]) -> Iterator[str]:
     return (clean(str(value)) for column in table["columns"] for value in column["values"])
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in kinds()])
+@pytest.mark.parametrize("kind", [kind.kind for kind in kinds()])
 def test_every_kind_is_read_as_it_was_written(kind: str, tmp_path: Path) -> None:
-    report = renamed(sample(next(each.report_type for each in kinds() if each.name == kind)))
+    report = renamed(sample(next(each for each in kinds() if each.kind == kind)))
     report.save(tmp_path / "report.safetensors")
     assert repr(pt2qa.load(tmp_path / "report.safetensors").rows) == repr(report.rows)
 

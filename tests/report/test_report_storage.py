@@ -179,7 +179,8 @@ def test_a_newer_pt2qas_file_says_update(saved, changes, message):
 
 
 def test_an_older_schema_says_analyse_again(saved, monkeypatch):
-    monkeypatch.setitem(storage._KINDS, "layers", replace(storage._KINDS["layers"], schema=9, oldest=None))
+    monkeypatch.setattr(storage._KINDS["layers"], "schema", 9)
+    monkeypatch.setattr(storage._KINDS["layers"], "oldest", 9)
     with pytest.raises(
         ReportError, match=rf"field 'pt2qa.schema' says {SCHEMA}, .* which reads 9; analyse the model again"
     ):

@@ -143,7 +143,7 @@ def sealed(report: Report, damage: Damage, path: Path) -> None:
         held[damage.where] = damage.change(held[damage.where])
     tensors = {name: np.require(array, requirements="C") for name, array in tensors.items()}
     kind = kind_of(report)
-    text = {KIND: kind.name, SCHEMA: str(kind.schema), VERSION: "0", **text}
+    text = {KIND: kind.kind, SCHEMA: str(kind.schema), VERSION: "0", **text}
     path.write_bytes(to_bytes(tensors, {**text, CHECKSUM: checksum(tensors, text)}))
 
 

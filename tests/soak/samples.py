@@ -21,7 +21,7 @@ _CELLS = {"int": 1, "float": 0.5, "bool": True, "text": "int8", "shape": (2, 3),
 
 def samples() -> dict[str, Report]:
     """One report a kind, by the kind's name."""
-    return {kind.name: sample(kind.report_type) for kind in kinds()}
+    return {kind.kind: sample(kind) for kind in kinds()}
 
 
 def sample(report_type: type[Report]) -> Report:

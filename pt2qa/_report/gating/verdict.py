@@ -75,7 +75,7 @@ def gate(
     <BLANKLINE>
       passed  error_count == 0: 0
     """
-    kind = kind_of(report).name
+    kind = kind_of(report).kind
     texts = (require,) if isinstance(require, str) else tuple(require)
     wanted = [read_requirement(text) for text in texts]
     if not wanted and baseline is None and max_drop is None:
