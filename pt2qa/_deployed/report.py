@@ -11,7 +11,7 @@ from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
-from pt2qa._report.charts import Event, Runs, Scalar, along, bars, drawings, pictures, scalars
+from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
 from pt2qa._report.columns import derived
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
@@ -127,8 +127,8 @@ class DeployedReport(DataReport):
 
 def _of_stages(stages: Sequence[StageRow], step: int) -> list[Event]:
     measures = ("sqnr", "step_sqnr")
-    found = [Scalar(f"stages/{each}/{row.name}", step, getattr(row, each)) for row in stages for each in measures]
-    return [each for each in found if isfinite(each.value)]
+    found = ((f"stages/{each}/{row.name}", float(getattr(row, each))) for row in stages for each in measures)
+    return [Event(tag, step, value) for tag, value in found if isfinite(value)]
 
 
 def _output_line(row: DeployedRow) -> str:

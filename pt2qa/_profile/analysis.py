@@ -15,7 +15,7 @@ from pt2qa._profile.deployed import profile_deployed
 from pt2qa._profile.measuring import Measurements, Side, node_names, target_of
 from pt2qa._profile.plan import make_plan, parameter_names
 from pt2qa._profile.report import Profile
-from pt2qa._profile.watch import Wanted, Watch
+from pt2qa._profile.values import Wanted, Watch
 from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate

@@ -18,7 +18,7 @@ from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.measuring import Measurements, ProfileTarget
 from pt2qa._profile.plan import Plan, Value, make_plan
 from pt2qa._profile.report import Profile
-from pt2qa._profile.watch import ValueStatistics, Wanted, measured
+from pt2qa._profile.values import ValueStatistics, Wanted, measured
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate, peeked

@@ -19,8 +19,7 @@ from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._profile.plan import Plan
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileRow
-from pt2qa._profile.sums import described_by, numbers_of, packed_values
-from pt2qa._profile.watch import ValueStatistics, Wanted
+from pt2qa._profile.values import ValueStatistics, Wanted, described_by, numbers_of, packed_values
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment

@@ -23,8 +23,7 @@ from pt2qa._profile.histogram import (
 )
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._report.base import Block, DataReport, Report, data_read
-from pt2qa._report.charts import Event, Runs, Scalar
-from pt2qa._report.charts import Histogram as Buckets
+from pt2qa._report.charts import Buckets, Event, Runs
 from pt2qa._report.columns import EXACT, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted, few
@@ -72,7 +71,7 @@ class Profile(DataReport):
     """
 
     ties: ClassVar[str] = "name"
-    merges_in: ClassVar[str] = "pt2qa._profile.sums"
+    merges_in: ClassVar[str] = "pt2qa._profile.values"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "side")
 
     rows: tuple[ProfileRow, ...]
@@ -200,12 +199,10 @@ class Profile(DataReport):
         run = "deployed_values" if self.side == "deployed" else self.side
         return {run: [*found, *(self._by_channel() if per_channel else ())]}
 
-    def _buckets(self, row: ProfileRow, step: int) -> Buckets:
+    def _buckets(self, row: ProfileRow, step: int) -> Event:
         edges, counts = self.histogram(row, BUCKETS)
         number = row.count - row.nonfinite
-        return Buckets(
-            tag=f"{row.name}/{row.place}",
-            step=step,
+        buckets = Buckets(
             min=row.min,
             max=row.max,
             number=number,
@@ -214,8 +211,9 @@ class Profile(DataReport):
             limits=edges[1:].tolist(),
             counts=counts.tolist(),
         )
+        return Event(f"{row.name}/{row.place}", step, buckets)
 
-    def _by_channel(self) -> Iterator[Scalar]:
+    def _by_channel(self) -> Iterator[Event]:
         rows = [row for row in self.rows if row.channels >= 0]
         if not rows:
             raise ReportError(f"the profile of {self.title} has no numbers by channel; profile with per_channel=True")
@@ -223,7 +221,7 @@ class Profile(DataReport):
             for name, numbers in self.channel(row).items():
                 for channel, value in enumerate(numbers.tolist()):
                     if math.isfinite(value):
-                        yield Scalar(f"{row.name}/{row.place}/channel_{name}", channel, float(value))
+                        yield Event(f"{row.name}/{row.place}/channel_{name}", channel, float(value))
 
     def _headline(self) -> str:
         return f"<Profile of {self.title}: {len(self.rows)} rows, {len(self.values)} values, {self.batches} batches>"

@@ -76,18 +76,9 @@ def of_rows(report: Any) -> list[tuple[Any, Drawing]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
-    tag: str
-    step: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Buckets:
     """One histogram: smallest and largest value, how many, their sum and sum of squares; upper edges of buckets."""
 
-    tag: str
-    step: int
     min: float
     max: float
     number: int
@@ -98,26 +89,26 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Event:
+    """What TensorBoard shows under a tag."""
+
     tag: str
     step: int
-    drawing: Drawing
+    value: float | Buckets | Drawing
 
 
-Event = Scalar | Histogram | Picture
 Runs = dict[str, list[Event]]
 """Events by the name of a TensorBoard run; runs share a card where their tags are the same."""
 
 
-def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int) -> list[Event]:
-    """Each metric of each row at the step; only finite values."""
-    found: list[Event] = []
-    for metric in metrics:
-        for row, name in zip(rows, _names(rows), strict=True):
-            value = float(cell(row, metric))
-            if isfinite(value):
-                found.append(Scalar(f"{metric}/{name}", step, value))
-    return found
+def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int, prefix: str = "") -> list[Event]:
+    """Each metric of each row at the step, from the column of this prefix and name; only finite values."""
+    cells = (
+        (f"{metric}/{name}", float(cell(row, f"{prefix}{metric}")))
+        for metric in metrics
+        for row, name in zip(rows, _names(rows), strict=True)
+    )
+    return [Event(tag, step, value) for tag, value in cells if isfinite(value)]
 
 
 def _names(rows: Sequence[Any]) -> list[str]:
@@ -132,14 +123,10 @@ def _names(rows: Sequence[Any]) -> list[str]:
 
 def sides(rows: Sequence[Any], numbers: Sequence[str], step: int) -> Runs:
     """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag."""
-    runs: Runs = {}
-    for run, prefix in (("reference", "ref"), ("quantized", "quant")):
-        pairs = [(row, name, number) for row, name in zip(rows, _names(rows), strict=True) for number in numbers]
-        values = [(f"{number}/{name}", float(cell(row, f"{prefix}_{number}"))) for row, name, number in pairs]
-        runs[run] = [Scalar(tag, step, value) for tag, value in values if isfinite(value)]
-    return runs
+    prefixes = {"reference": "ref_", "quantized": "quant_"}
+    return {run: scalars(rows, numbers, step, prefix) for run, prefix in prefixes.items()}
 
 
 def pictures(drawn: Sequence[Drawing], step: int) -> list[Event]:
     """Charts of a report as pictures, both sides of a histogram in one."""
-    return [Picture(f"charts/{each.title}", step, each) for each in drawn]
+    return [Event(f"charts/{each.title}", step, each) for each in drawn]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pt2qa._printable import clean
 from pt2qa._report.base import Report
-from pt2qa._report.charts import Event, Picture, Scalar
+from pt2qa._report.charts import Buckets, Drawing, Event
 from pt2qa._report.plot import imported_extra, png
 from pt2qa._report.selection import select
 from pt2qa.errors import ReportError
@@ -98,18 +98,17 @@ def _packed(event: Event) -> Any:
     """As a TensorFlow event, whose histograms hold each bucket's upper edge, and sums of the values."""
     event_type: Any = imported_extra("tensorboard.compat.proto.event_pb2", "tensorboard").Event
     packed = event_type(wall_time=time.time(), step=event.step)
-    tag = clean(event.tag)
-    if isinstance(event, Scalar):
-        packed.summary.value.add(tag=tag, simple_value=event.value)
-        return packed
-    if isinstance(event, Picture):
-        image = packed.summary.value.add(tag=tag).image
-        image.encoded_image_string, image.width, image.height = png(event.drawing)
-        image.colorspace = 3
-        return packed
-    histogram = packed.summary.value.add(tag=tag).histo
-    histogram.min, histogram.max, histogram.num = event.min, event.max, event.number
-    histogram.sum, histogram.sum_squares = event.total, event.squares
-    histogram.bucket_limit.extend(event.limits)
-    histogram.bucket.extend(event.counts)
+    shown = packed.summary.value.add(tag=clean(event.tag))
+    value = event.value
+    if isinstance(value, Drawing):
+        shown.image.encoded_image_string, shown.image.width, shown.image.height = png(value)
+        shown.image.colorspace = 3
+    elif isinstance(value, Buckets):
+        histogram = shown.histo
+        histogram.min, histogram.max, histogram.num = value.min, value.max, value.number
+        histogram.sum, histogram.sum_squares = value.total, value.squares
+        histogram.bucket_limit.extend(value.limits)
+        histogram.bucket.extend(value.counts)
+    else:
+        shown.simple_value = value
     return packed

@@ -9,7 +9,7 @@ from math import isfinite, nan
 
 import pytest
 
-from pt2qa._report.charts import Picture, Scalar
+from pt2qa._report.charts import Drawing
 from pt2qa.report import DeployedReport
 from tests.report.html import samples
 
@@ -59,8 +59,8 @@ def test_what_was_not_measured_has_no_chart(
 
 
 def test_events_have_every_finite_number(report: DeployedReport) -> None:
-    events = [each for each in report.events(7, False, [report])["deployed"] if not isinstance(each, Picture)]
-    found = {(event.tag, event.step): event.value for event in events if isinstance(event, Scalar)}
+    events = [each for each in report.events(7, False, [report])["deployed"] if not isinstance(each.value, Drawing)]
+    found = {(event.tag, event.step): event.value for event in events if isinstance(event.value, float)}
     assert len(found) == len(events)
     assert all(map(isfinite, found.values()))
     assert found["isolated_max_lsb/stem/conv2d", 7] == 0
