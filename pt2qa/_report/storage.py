@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from pt2qa import __version__
+from pt2qa._report.atomic import write_atomic
 from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
 from pt2qa.errors import ReportError
 
@@ -91,8 +92,6 @@ def save(report: Any, path: str | os.PathLike[str]) -> None:
     """
     # Imported here, as in load: a report that is only shown needs no file format.
     from safetensors.numpy import save as to_bytes
-
-    from pt2qa._report.atomic import write_atomic
 
     kind = kind_of(report)
     tensors, text = encode(report)
