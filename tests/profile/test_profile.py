@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 import pt2qa
-from pt2qa._profile import watch
+from pt2qa._profile import values
 from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram
 from pt2qa._profile.rows import QUANTILES
 from pt2qa._profile.statistics import Statistics
@@ -440,7 +440,7 @@ def test_a_batch_that_fails_half_way_leaves_nothing_behind(monkeypatch: pytest.M
     profiler = pt2qa.Profiler(residual_pair())
     profiler.add(BATCHES[0])
     before = repr(profiler.profile().rows)
-    measure, calls = watch.Watch._measure, []
+    measure, calls = values.Watch._measure, []
 
     def failing(self: Any, number: int, result: Any) -> None:
         calls.append(number)
@@ -448,7 +448,7 @@ def test_a_batch_that_fails_half_way_leaves_nothing_behind(monkeypatch: pytest.M
             raise KeyboardInterrupt
         measure(self, number, result)
 
-    monkeypatch.setattr(watch.Watch, "_measure", failing)
+    monkeypatch.setattr(values.Watch, "_measure", failing)
     with pytest.raises(KeyboardInterrupt):
         profiler.add(BATCHES[1])
     assert (repr(profiler.profile().rows), profiler.batches) == (before, 1)
@@ -464,7 +464,7 @@ def test_values_are_dropped_when_they_are_read_up(monkeypatch: pytest.MonkeyPatc
         alive.append(sum(each() is not None for each in measured))
         return of(x, histogram=histogram)
 
-    monkeypatch.setattr(watch.Statistics, "of", watched)
+    monkeypatch.setattr(values.Statistics, "of", watched)
     deep = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(12))).eval()
     profiler = pt2qa.Profiler(pt2qa.capture(deep, images()))
     for _ in range(3):
