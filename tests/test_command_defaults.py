@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pt2qa.cli import main
-from pt2qa.cli.defaults import defaults_in
+from pt2qa.cli.group import defaults_in
 from pt2qa.errors import FlowError
 from tests.report.html import samples
 

@@ -18,23 +18,16 @@ if TYPE_CHECKING:
     from pt2qa._report.base import Report
 
 
-def _known_quantizer(context: click.Context, parameter: click.Parameter, spec: str) -> str:
-    from pt2qa.plugins import resolve
-
-    resolve(spec)
-    return spec
-
-
-def _known_quantizers(context: click.Context, parameter: click.Parameter, specs: Sequence[str]) -> tuple[str, ...]:
-    """The quantizers that were given, each once, or all that are installed."""
+def _known(context: click.Context, parameter: click.Parameter, given: str | Sequence[str]) -> str | tuple[str, ...]:
+    """The quantizer that was given; of several each once, or all that are installed."""
     from pt2qa.plugins import available, resolve
 
-    chosen = tuple(dict.fromkeys(specs)) or tuple(sorted(available()))
+    chosen = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given)) or tuple(sorted(available()))
     if not chosen:
         raise click.UsageError("no quantizer is installed and none was given with -q")
     for spec in chosen:
         resolve(spec)
-    return chosen
+    return given if isinstance(given, str) else chosen
 
 
 width = click.option(
@@ -67,14 +60,14 @@ quantizers = click.option(
     *("-q", "--quantizer", "specs"),
     multiple=True,
     metavar="SPEC",
-    callback=_known_quantizers,
+    callback=_known,
     help="Name, or name:option=value,...; repeatable.  [default: all installed ones]",
 )
 quantizer = click.option(
     *("-q", "--quantizer", "spec"),
     required=True,
     metavar="SPEC",
-    callback=_known_quantizer,
+    callback=_known,
     help="Name, or name:option=value,...",
 )
 backend = click.option(
