@@ -29,7 +29,7 @@ from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wra
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
-from pt2qa._report.table import check_column, csv_text, frame, ranked, screen_width, table, with_column
+from pt2qa._report.table import ORDERS, csv_text, frame, order_of, ranked, screen_width, table, with_column
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Grade = Literal["good", "bad", "warning", "plain"]
-ORDERS: Final = ("worst", "graph", "name")
 FILE_WIDTH: Final = 120
 """Characters in a line of a text file."""
 
@@ -252,11 +251,7 @@ class Report:
         Raises:
             ReportError: rows cannot be sorted so.
         """
-        if sort in ORDERS:
-            return sort
-        called = column_called(sort, self.columns())
-        check_column(self.columns(), called)
-        return called
+        return order_of(sort, self.columns())
 
     def columns(self, part: str = "rows") -> tuple[Column, ...]:
         """The columns of a table as they apply to this report, the user's metrics last."""

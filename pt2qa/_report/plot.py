@@ -6,10 +6,9 @@ import io
 import warnings
 from base64 import b64encode
 from collections.abc import Sequence
-from html import escape
 from importlib import import_module
 from importlib.util import find_spec
-from math import isfinite, isnan, nan
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._near_names import question
@@ -167,47 +166,27 @@ def _heat(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
 
 def notebook_html(report: Any) -> str:
     """What Jupyter shows for a report: its sentences, charts and the worst rows."""
-    said = [f"<p>{_html(line)}</p>" for line in report.lines()]
-    steps = [
-        f"<p><b>{_html(step.what)}</b> <code>{_html(step.name)}</code> {_html(step.gain)}<br>{_html(step.remedy)}</p>"
-        for step in report.advice() or ()
-    ]
-    title = f"<p><b>{_html(report.heading)}</b> {_html(report.subject())}</p>"
-    return "\n".join(["<div>", title, *said, *steps, *_charts(report), _rows(report), "</div>"])
+    # Imported here: reading and printing reports need no template engine.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup, escape
 
-
-def _html(text: str) -> str:
-    return escape(clean_lines(text)).replace("\n", "<br>")
-
-
-def _charts(report: Any) -> list[str]:
-    drawn = drawings(report)[:CHARTS]
-    if drawn and find_spec("matplotlib") is None:
-        return ["<p>Charts need matplotlib: <code>pip install 'pt2qa[plot]'</code></p>"]
-    return [_picture(each) for each in drawn]
-
-
-def _picture(drawing: Drawing) -> str:
-    data, width, _ = png(drawing)
+    drawn, able = drawings(report)[:CHARTS], find_spec("matplotlib") is not None
     # Embedded: GitHub and notebooks that are not trusted show such pictures, and no SVG.
-    picture = (
-        f'<img alt="{_html(drawing.title)}" width="{width}" src="data:image/png;base64,{b64encode(data).decode()}">'
+    pictures = [
+        (each.chart, width, b64encode(data).decode()) for each in drawn if able for data, width, _ in [png(each)]
+    ]
+    templates = Environment(
+        loader=PackageLoader("pt2qa._report.html", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: escape(clean_lines(str(value))).replace("\n", Markup("<br>")),
     )
-    return f"<p><small>{_html(drawing.chart['about'])}</small><br>{picture}</p>"
-
-
-def _rows(report: Any) -> str:
-    ordered = report.worst_first("rows")[0]
-    columns = report.shown()
-    head = "".join(f"<th>{_html(each.title)}</th>" for each in columns)
-    body = "".join(
-        f"<tr>{''.join(_cell(each.show(cell(row, each.name)), cell(row, each.name)) for each in columns)}</tr>\n"
-        for row in ordered[:ROWS]
+    return templates.get_template("notebook.html.jinja").render(
+        report=report,
+        rows=report.worst_first("rows")[0],
+        most=ROWS,
+        cell=cell,
+        pictures=pictures,
+        unable=bool(drawn) and not able,
     )
-    more = f"<p>{ROWS} of {len(ordered)} rows</p>" if len(ordered) > ROWS else ""
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>{more}" if ordered else ""
-
-
-def _cell(text: str, value: Any) -> str:
-    shown = "–" if isinstance(value, float) and isnan(value) else _html(text)
-    return f'<td align="right">{shown}</td>' if isinstance(value, (int, float)) else f"<td>{shown}</td>"

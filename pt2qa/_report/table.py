@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pt2qa._near_names import question
 from pt2qa._printable import clean, clean_lines
-from pt2qa._report.columns import CUSTOM, Column, cell, columns_of, derived_of, to_columns
+from pt2qa._report.columns import CUSTOM, Column, cell, column_called, columns_of, derived_of, to_columns
 from pt2qa._report.formats import shape, shorten
 from pt2qa._report.prose import counted, wrap
 from pt2qa.errors import ReportError
@@ -33,6 +33,8 @@ _DTYPES: Final = {"int": "int64", "float": "float64", "bool": "bool", "text": "s
 
 
 Row = TypeVar("Row")
+
+ORDERS: Final = ("worst", "graph", "name")
 
 NARROWEST: Final = 40
 """Minimum screen width in characters: below it no table is readable."""
@@ -171,6 +173,14 @@ def ranked(
     check_column(known.values(), by)
     keys = [known[name] for name in dict.fromkeys((by, ties)) if name in known]
     return tuple(sorted(rows, key=lambda row: [_key(row, each) for each in keys]))
+
+
+def order_of(sort: str, columns: Sequence[Column]) -> str:
+    """``worst``, ``graph`` or ``name``, or the name of the column that is called so; rejects what rows do not have."""
+    if sort in ORDERS:
+        return sort
+    check_column(columns, name := column_called(sort, columns))
+    return name
 
 
 def check_column(columns: Iterable[Column], name: str) -> None:

@@ -100,25 +100,18 @@ def analyze(
     1 if quantization gives NaN or infinities, or if no batch has a number. After Ctrl-C it is 130, and the reports of
     finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa._layers.rows import LayerRow
+    from pt2qa._report.columns import columns_of, derived_of
+    from pt2qa._report.table import order_of
+
     plan = plan_in(overrides)
-    _check_order(printing.sort)
+    # An order that layers do not have is refused before anything runs.
+    order_of(printing.sort, (*columns_of(LayerRow), *derived_of(LayerRow)))
     make_folder(folder)
     with own_part(flow) as (given, writes):
         wanted = given.target_of(target)
         analyses = _Analyses(given, measured_on(given), wanted, folder, writes, printing, **asked)
         _analyze_each(flow, analyses, specs, plan)
-
-
-def _check_order(sort: str) -> None:
-    """Refuses an order that layers do not have, before anything runs."""
-    from pt2qa._layers.rows import LayerRow
-    from pt2qa._report.base import ORDERS
-    from pt2qa._report.columns import column_called, columns_of, derived_of
-    from pt2qa._report.table import check_column
-
-    columns = (*columns_of(LayerRow), *derived_of(LayerRow))
-    if sort not in ORDERS:
-        check_column(columns, column_called(sort, columns))
 
 
 def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: Any) -> None:
