@@ -16,6 +16,33 @@ import click
 from pt2qa import __version__
 from pt2qa.errors import ReportError
 
+_NEXT: Final[dict[str, tuple[str, ...]]] = {
+    "annotations": ("pt2qa check {flow} -q {spec} --calibrate",),
+    "check": ("pt2qa analyze {flow} -q {specs} -o reports", "pt2qa analyze {flow} -o reports"),
+    "compare": ("pt2qa html {file} -o report.html", "pt2qa analyze {flow} -o reports"),
+    "compare-graphs": (
+        "pt2qa gate {file} --require 'sqnr>=60'",
+        "pt2qa compare-graphs {a} {b} {flow} -o graphs.safetensors",
+    ),
+    "conformance": ("pt2qa show {file} --limit 0", "pt2qa conformance {quantizer} -o conformance.safetensors"),
+    "deploy": ("pt2qa gate {folder}/deployed.safetensors --require 'suspect_values<=0'",),
+    "diff": ("pt2qa gate {new} --baseline {old} --max-drop 1",),
+    "gate": ("pt2qa show {report}",),
+    "html": ("python -m webbrowser -t {file}",),
+    "init": ("pt2qa analyze {file} -o reports",),
+    "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),
+    "profile": ("pt2qa analyze {flow} -q {spec} -o reports", "pt2qa analyze {flow} -o reports"),
+    "quantizers": ("pt2qa analyze flow.py -o reports",),
+    "record-inputs": ("pt2qa deploy --help",),
+    "repair": (
+        "pt2qa analyze {flow} -q {spec} --overrides {plan} -o reports",
+        "pt2qa repair {flow} -q {spec} --plan plan.json",
+    ),
+    "sensitivity": ("pt2qa repair {flow} -q {spec} --plan plan.json",),
+    "show": ("pt2qa html {report} -o report.html",),
+}
+"""By command, what follows: the first of which all parts were given."""
+
 
 def found() -> dict[str, list[Any]]:
     """What the running command found so far."""
@@ -69,34 +96,6 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     return value if value is None or isinstance(value, str | int | bool) else str(value)
-
-
-_NEXT: Final[dict[str, tuple[str, ...]]] = {
-    "annotations": ("pt2qa check {flow} -q {spec} --calibrate",),
-    "check": ("pt2qa analyze {flow} -q {specs} -o reports", "pt2qa analyze {flow} -o reports"),
-    "compare": ("pt2qa html {file} -o report.html", "pt2qa analyze {flow} -o reports"),
-    "compare-graphs": (
-        "pt2qa gate {file} --require 'sqnr>=60'",
-        "pt2qa compare-graphs {a} {b} {flow} -o graphs.safetensors",
-    ),
-    "conformance": ("pt2qa show {file} --limit 0", "pt2qa conformance {quantizer} -o conformance.safetensors"),
-    "deploy": ("pt2qa gate {folder}/deployed.safetensors --require 'suspect_values<=0'",),
-    "diff": ("pt2qa gate {new} --baseline {old} --max-drop 1",),
-    "gate": ("pt2qa show {report}",),
-    "html": ("python -m webbrowser -t {file}",),
-    "init": ("pt2qa analyze {file} -o reports",),
-    "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),
-    "profile": ("pt2qa analyze {flow} -q {spec} -o reports", "pt2qa analyze {flow} -o reports"),
-    "quantizers": ("pt2qa analyze flow.py -o reports",),
-    "record-inputs": ("pt2qa deploy --help",),
-    "repair": (
-        "pt2qa analyze {flow} -q {spec} --overrides {plan} -o reports",
-        "pt2qa repair {flow} -q {spec} --plan plan.json",
-    ),
-    "sensitivity": ("pt2qa repair {flow} -q {spec} --plan plan.json",),
-    "show": ("pt2qa html {report} -o report.html",),
-}
-"""By command, what follows: the first of which all parts were given."""
 
 
 def following(command: str, given: Mapping[str, Any]) -> str:
