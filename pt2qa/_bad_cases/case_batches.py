@@ -79,13 +79,6 @@ class CaseBatch:
     repeats: int
 
 
-def batch_size(values: list[Any], axis: int | None) -> int:
-    """Samples in a batch: the size along the batch axis of the first input that has one, else 1."""
-    if axis is None:
-        return 1
-    return next((int(value.shape[axis]) for value in values if isinstance(value, Tensor) and value.dim() > axis), 1)
-
-
 def cut(batch: Batch, sample: int, axis: int) -> Batch:
 
     def narrow(value: Any) -> Any:

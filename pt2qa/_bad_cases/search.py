@@ -205,7 +205,9 @@ class _Search:
     def _take(self, step: _Step, outputs: Outputs) -> None:
         graph = self.pair.quantized
         reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
-        size = case_batches.batch_size(step.reference, self.axis)
+        tensors = [value for value in step.reference if isinstance(value, Tensor)]
+        sizes = (int(each.shape[self.axis]) for each in tensors if self.axis is not None and each.dim() > self.axis)
+        size = next(sizes, 1)
         samples = size if self.axis is not None else count_samples(step.reference)
         if is_empty(samples, reference):
             self._take_empty()

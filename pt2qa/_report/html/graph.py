@@ -61,16 +61,13 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
     for number in sorted(place, key=place.__getitem__):
         ops.setdefault(names[number], []).append(number)
     modules = {name: str(cell(rows[numbers[0]], "module")) for name, numbers in ops.items()}
-    paths = _by_call({name: (*_around(module), Part(name, is_op=True)) for name, module in modules.items()})
+    around = {name: map(Part, module.split(".", DEEPEST) if module else ()) for name, module in modules.items()}
+    paths = _by_call({name: (*parts, Part(name, is_op=True)) for name, parts in around.items()})
     edges = _edges(paths, inputs)
     return {
         "modules": _module("", paths, ops, _lifted(edges, paths), ()),
         "edges": [[ops[source][0], ops[target][0]] for source, target in edges],
     }
-
-
-def _around(module: str) -> Path:
-    return tuple(map(Part, module.split(".", DEEPEST) if module else ()))
 
 
 def _by_call(paths: Mapping[str, Path], depth: int = 0) -> dict[str, Path]:

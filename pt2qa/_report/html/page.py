@@ -15,7 +15,7 @@ from typing import Any, Final
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._printable import clean_lines
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.base import Grade, Group, Report, Step
+from pt2qa._report.base import Grade, Report, Step
 from pt2qa._report.columns import Column, cell, descriptions, tables_of
 from pt2qa._report.html.graph import graph_data
 from pt2qa._report.prose import unpaired_entries
@@ -46,8 +46,6 @@ class Section:
     charts: tuple[dict[str, Any], ...]
     graph: dict[str, Any] | None
     tables: tuple[dict[str, Any], ...]
-    rules: tuple[Group, ...]
-    unpaired: tuple[str, ...]
 
 
 def sections_of(reports: Sequence[Report]) -> list[Section]:
@@ -59,10 +57,9 @@ def sections_of(reports: Sequence[Report]) -> list[Section]:
 
 
 def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
-    groups = report.groups()
     parts = dict.fromkeys((*report.titles, *tables_of(type(report))))
     shown = [name for name in parts if name not in report.served and getattr(report, name)]
-    shown = [] if groups is not None else shown
+    shown = [] if report.groups() is not None else shown
     return Section(
         id=ident,
         report=report,
@@ -72,8 +69,6 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
         charts=tuple(report.charts(others)),
         graph=graph_data(report, others) if "rows" in shown else None,
         tables=tuple(table_data(report, name, report.titles.get(name) or _title(name, len(shown))) for name in shown),
-        rules=groups or (),
-        unpaired=tuple(unpaired_entries(getattr(report, "unpaired", ()))),
     )
 
 
@@ -109,15 +104,12 @@ def table_data(report: Report, part: str, title: str) -> dict[str, Any]:
     return {**found, "worst": None if worst == sorted(worst) else worst}
 
 
-def plain(value: Any) -> Any:
-    """A cell as JSON: a non-finite number becomes the text ``nan``, ``inf`` or ``-inf``."""
-    return value if not isinstance(value, float) or isfinite(value) else str(value)
-
-
 def _column(column: Column, rows: Sequence[Any], shown: bool) -> dict[str, Any]:
     cells = [cell(row, column.name) for row in rows]
     texts = [column.show(value) for value in cells]
-    values = texts if column.type in ("shape", "names") else [plain(value) for value in cells]
+    # JSON lacks numbers that are not finite: they are the texts nan, inf and -inf.
+    plain = [str(value) if isinstance(value, float) and not isfinite(value) else value for value in cells]
+    values = texts if column.type in ("shape", "names") else plain
     return {
         "key": column.name,
         "title": column.title,
@@ -171,6 +163,7 @@ def html_page(reports: Report | Sequence[Report]) -> str:
         sections=sections,
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
+        unpaired_entries=unpaired_entries,
         data=_packed(
             {
                 section.id: _cleaned({"tables": section.tables, "charts": section.charts, "graph": section.graph})
