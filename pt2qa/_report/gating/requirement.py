@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import getdoc
 from math import isnan
@@ -148,17 +148,12 @@ def _of_rows(report: Report, requirement: Requirement, table: str, limit: str, u
     measure = Measure(table, metric)
     if measure.of(report).type not in ("int", "float", "bool"):
         raise ReportError(f"{requirement.subject}: the column {metric!r} holds text, expected numbers")
-    items = [_item(each, requirement, unit) for each in _chosen(readings(report, measure), requirement)]
-    return check_of(requirement.subject, limit, unit, items, nothing=f"the report has no {table}")
-
-
-def _chosen(rows: Sequence[Reading], requirement: Requirement) -> list[Reading]:
-    chosen = [each for each in rows if requirement.matches(each.name)]
-    if rows and not chosen:
+    rows, pattern = readings(report, measure), requirement.pattern
+    items = [_item(each, requirement, unit) for each in rows if requirement.matches(each.name)]
+    if rows and not items:
         names = few(list(dict.fromkeys(each.name for each in rows)))
-        pattern = requirement.pattern
         raise SelectionError(f"{requirement.subject}: the pattern {pattern!r} matches no row; the rows are {names}")
-    return chosen
+    return check_of(requirement.subject, limit, unit, items, nothing=f"the report has no {table}")
 
 
 def _item(reading: Reading, requirement: Requirement, unit: str) -> Item:
