@@ -186,10 +186,11 @@ def log_likelihood(
     -0.6931
     """
 
-    def likelihoods(scores: Tensor, tokens: Tensor) -> Tensor:
+    def likelihoods(model: Callable[..., Any], batch: Mapping[str, Any]) -> Tensor:
+        scores, tokens = _next_tokens(model, batch, ids, mask, logits)
         return float64(scores).log_softmax(-1).gather(-1, tokens.unsqueeze(-1))
 
-    return _next_tokens("log_likelihood", prompts, ids, mask, logits, likelihoods)
+    return _mean("log_likelihood", prompts, likelihoods)
 
 
 def perplexity(
@@ -234,9 +235,12 @@ def next_token_accuracy(
     >>> next_token_accuracy(prompts)(lambda input_ids: torch.tensor([[[0.0, 1.0]] * 3]))
     0.5
     """
-    return _next_tokens(
-        "next_token_accuracy", prompts, ids, mask, logits, lambda scores, tokens: scores.argmax(-1) == tokens
-    )
+
+    def hits(model: Callable[..., Any], batch: Mapping[str, Any]) -> Tensor:
+        scores, tokens = _next_tokens(model, batch, ids, mask, logits)
+        return scores.argmax(-1) == tokens
+
+    return _mean("next_token_accuracy", prompts, hits)
 
 
 def token_agreement(
@@ -262,42 +266,38 @@ def token_agreement(
     0.5
     """
 
-    def metric(model: Callable[..., Any]) -> float:
-        agreed = count = 0.0
-        with torch.no_grad():
-            for batch in prompts:
-                wanted, found = (_scores(each(**batch), logits).argmax(-1) for each in (float_model, model))
-                counts = _counting(batch, mask, wanted)
-                agreed, count = agreed + float(((wanted == found) & counts).sum()), count + float(counts.sum())
-        return agreed / count if count else math.nan
+    def agreed(model: Callable[..., Any], batch: Mapping[str, Any]) -> Tensor:
+        wanted, found = (_scores(each(**batch), logits).argmax(-1) for each in (float_model, model))
+        return (wanted == found)[_counting(batch, mask, wanted)]
 
-    metric.__name__ = "token_agreement"
-    return metric
+    return _mean("token_agreement", prompts, agreed)
 
 
-def _next_tokens(
-    name: str,
-    prompts: Iterable[Any],
-    ids: str,
-    mask: str | None,
-    logits: str | int,
-    measured: Callable[[Tensor, Tensor], Tensor],
+def _mean(
+    name: str, prompts: Iterable[Any], numbers: Callable[[Callable[..., Any], Mapping[str, Any]], Tensor]
 ) -> ModelMetric:
-    """A metric: the mean of a number for the scores and the next token of each position."""
+    """A metric: the mean of a model's numbers at the positions that count."""
 
     def metric(model: Callable[..., Any]) -> float:
         total = count = 0.0
         with torch.no_grad():
             for batch in prompts:
-                tokens = batch[ids]
-                counts = _counting(batch, mask, tokens)
-                both = counts[:, :-1] & counts[:, 1:]
-                found = measured(_scores(model(**batch), logits)[:, :-1][both], tokens[:, 1:][both])
-                total, count = total + float(float64(found).sum()), count + float(both.sum())
+                found = numbers(model, batch)
+                total, count = total + float(float64(found).sum()), count + found.numel()
         return total / count if count else math.nan
 
     metric.__name__ = name
     return metric
+
+
+def _next_tokens(
+    model: Callable[..., Any], batch: Mapping[str, Any], ids: str, mask: str | None, logits: str | int
+) -> tuple[Tensor, Tensor]:
+    """The scores and the next token of each position that counts, as the next one does."""
+    tokens = batch[ids]
+    counts = _counting(batch, mask, tokens)
+    both = counts[:, :-1] & counts[:, 1:]
+    return _scores(model(**batch), logits)[:, :-1][both], tokens[:, 1:][both]
 
 
 def _counting(batch: Mapping[str, Any], mask: str | None, tokens: Tensor) -> Tensor:
