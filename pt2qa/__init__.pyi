@@ -64,8 +64,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._profile.report import Profile as Profile
     from ._profile.rows import ProfileRow as ProfileRow
     from ._profile.diff import ProfileDiff as ProfileDiff
-    from ._annotations.report import AnnotationReport as AnnotationReport
-    from ._annotations.diff import AnnotationDiff as AnnotationDiff
+    from ._annotations.report import AnnotationDiff as AnnotationDiff, AnnotationReport as AnnotationReport
 
     # reports of parts of the data
     from ._report.merging import merge as merge

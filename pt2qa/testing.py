@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from pt2qa._conformance.conformance import check_quantizer
-from pt2qa._conformance.conformance_class import QuantizerConformance
+from pt2qa._conformance.conformance import QuantizerConformance, check_quantizer
 from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, does_not_apply, failed, passed, skipped
-from pt2qa._conformance.report import ConformanceReport
-from pt2qa._conformance.rows import ConformanceRow, ModelCoverage
+from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage
 from pt2qa._conformance.trial import Trial
 
 __all__ = [

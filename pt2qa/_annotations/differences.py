@@ -8,8 +8,7 @@ from typing import Any, Final, Literal
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._annotations import listing
-from pt2qa._annotations.diff import AnnotationDiff
-from pt2qa._annotations.report import AnnotationReport
+from pt2qa._annotations.report import AnnotationDiff, AnnotationReport
 from pt2qa._annotations.rows import UNKNOWN, AnnotationDiffRow, AnnotationRow
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair

@@ -11,6 +11,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
 from pt2qa._annotations.values import (
+    NOT_KNOWN,
     AnnotatedValue,
     SpecResolver,
     missing_values,
@@ -90,7 +91,7 @@ def _of_pair(pair: QuantizedPair) -> AnnotationReport:
         graph,
         pair.names,
         values_in_program(pair.program, pair.names, dtypes),
-        SpecResolver(known, pair.sites),
+        SpecResolver(NOT_KNOWN if known is None else known, pair.sites),
         basis="converted" if known is None else "annotated and converted",
         notes=tuple(dict.fromkeys(notes)),
         quantizer=pair.quantizer,
@@ -146,7 +147,7 @@ def _report(
     return AnnotationReport(
         rows=tuple(row for _, row in listed),
         modules=_module_calls(captured, names, set(owners.values()), quantized),
-        coverage=_coverage(listed, set(missing), resolver.annotations is not None),
+        coverage=_coverage(listed, set(missing), resolver.annotations is not NOT_KNOWN),
         **facts,
     )
 
@@ -223,11 +224,9 @@ def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Colle
             readers[str(node.target).rpartition(".")[0]] += [
                 names[h].name for h in handles if h is not None and h in names
             ]
-    return [
-        ModuleCalls(path, "", 0, 0, 0, f"never called; {_read_by(readers[path])}") for path, found in tensors.items()
-    ]
-
-
-def _read_by(readers: list[str]) -> str:
-    names = list(dict.fromkeys(readers))
-    return f"its parameters are read by {few(names)}" if names else "nothing reads its parameters"
+    read_by = {path: few(list(dict.fromkeys(readers[path]))) for path in tensors}
+    told = {
+        path: f"its parameters are read by {by}" if by else "nothing reads its parameters"
+        for path, by in read_by.items()
+    }
+    return [ModuleCalls(path, "", 0, 0, 0, f"never called; {text}") for path, text in told.items()]

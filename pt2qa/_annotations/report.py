@@ -1,4 +1,4 @@
-"""The report of what a quantizer annotates and what the converted model does, place by place."""
+"""The reports of what a quantizer annotates and what the converted model does, place by place; how two differ."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import nan
 from typing import Annotated, ClassVar
 
-from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationRow, ModuleCalls, blank
+from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls, blank
 from pt2qa._report.base import Block, Listing, ModelReport, Table
-from pt2qa._report.columns import column, shown_columns
+from pt2qa._report.columns import Count, column, derived, shown_columns
 from pt2qa._report.formats import index
 from pt2qa._report.prose import by_reason, counted, few
 from pt2qa._report.storage import register
@@ -115,7 +115,9 @@ class AnnotationReport(ModelReport):
         if unusual := [module for module in self.modules if module.calls != 1]:
             yield Table(self.shown("modules"), unusual, "Modules that are not called once", limit=limit)
         unmet = [row for row in self.rows if row.annotated and not row.quantized]
-        yield Listing("Annotated but not rounded", [f"{_named(row)}: {row.note}" for row in unmet])
+        where = ("output" if row.role == "output" else f"{row.role} {row.argument} ({row.of})" for row in unmet)
+        told = [f"{row.name}, {place}: {row.note}" for row, place in zip(unmet, where, strict=True)]
+        yield Listing("Annotated but not rounded", told)
         yield Listing("Not in the graph that is quantized", by_reason(_missing_from(self.rows)))
         yield from self._notes()
 
@@ -172,10 +174,6 @@ def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
     return [(row.name, row.note) for row in folded if places[row.name] == 1]
 
 
-def _named(row: AnnotationRow) -> str:
-    return f"{row.name}, output" if row.role == "output" else f"{row.name}, {row.role} {row.argument} ({row.of})"
-
-
 def _op(name: str, places: Sequence[AnnotationRow]) -> _Op:
     inputs, outputs, weights = ([row for row in places if row.role == role] for role in ("input", "output", "weight"))
     output = outputs[0] if outputs else None
@@ -196,3 +194,73 @@ def _dtypes(rows: Sequence[AnnotationRow]) -> str:
     texts = (row.dtype + (f"/{row.axis}" if row.axis >= 0 else "") + "*" * row.dynamic for row in rows)
     counts = Counter(texts)
     return ", ".join(f"{text} x{count}" if count > 1 else text for text, count in counts.items())
+
+
+@register("annotation-diff", schema=2, oldest=1)
+@dataclass(frozen=True, slots=True, repr=False)
+class AnnotationDiff(ModelReport):
+    """Where two annotations differ; true if they do.
+
+    >>> from pt2qa.report import Environment
+    >>> bool(AnnotationDiff((), "x86", "x86", 4, 2, notes=(), model="Net", environment=Environment.here("")))
+    False
+
+    Its other fields are those of :class:`pt2qa.report.ModelReport`.
+
+    Args:
+        rows: the places that differ, in graph order, those only in b last.
+        a, b: what the two sides are.
+        equal_quantized: places that both sides quantize alike.
+        equal_float: places that both leave in float.
+    """
+
+    heading: ClassVar[str] = "Two annotations"
+    ties: ClassVar[str] = "name"
+    quantizer: ClassVar[str] = ""  # type: ignore[misc]  # each side has its own
+
+    rows: tuple[AnnotationDiffRow, ...]
+    a: str
+    b: str
+    equal_quantized: Count
+    equal_float: Count
+
+    @derived(judged=True)
+    def differing(self) -> int:
+        """How many places differ."""
+        return len(self.rows)
+
+    @property
+    def equal(self) -> bool:
+        """Whether no place differs."""
+        return not self.rows
+
+    def __bool__(self) -> bool:
+        return not self.equal
+
+    def _headline(self) -> str:
+        return f"<AnnotationDiff of {self.model}, {self.a} and {self.b}: {len(self.rows)} places differ>"
+
+    def _title(self, sort: str) -> str:
+        return f"{self.model}: annotations of a, {self.a}, and b, {self.b}"
+
+    def _before(self) -> Iterator[Block]:
+        alike = by_reason((f"{row.name}, {row.role}", kind) for row in self.rows for kind in _kinds(row))
+        yield Listing(f"Differences by kind ({len(alike)})", alike)
+
+    def _body(self, sort: str, limit: int | None, width: int) -> str:
+        return self._table(sort, limit, width) if self.rows else ""
+
+    def _summary(self) -> Sequence[str]:
+        """How many places differ, and how many do not."""
+        same = f"{counted(self.equal_quantized + self.equal_float, 'place')} alike, {self.equal_quantized} quantized"
+        if self.equal:
+            return [f"No difference: {same}."]
+        counts = {status: sum(row.status == status for row in self.rows) for status in ("only in a", "only in b")}
+        changed = len(self.rows) - sum(counts.values())
+        shown = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return [f"{counted(len(self.rows), 'place')} differ: {changed} changed, {shown}; {same}."]
+
+
+def _kinds(row: AnnotationDiffRow) -> list[str]:
+    """What differs, fact by fact; all of it as one where the row does not tell the facts apart."""
+    return row.kind.split("\n") if row.kind else [f"{row.status}: {row.what}"]

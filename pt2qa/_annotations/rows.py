@@ -115,15 +115,11 @@ class AnnotationRow(Row):
     @derived(extended=True)
     def spec(self) -> str:
         """How the value is rounded, and by whose order: the facts that :func:`pt2qa.diff` compares."""
-        facts = self.facts
-        words = [facts["dtype"], facts["scheme"], f"axis {facts['axis']}" if facts["axis"] else "", facts["range"]]
-        words += [
-            facts["observer"],
-            f"({facts['options']})" if facts["options"] not in ("", UNKNOWN) else "",
-            facts["scale"],
-        ]
-        words += [f"with the scale of {facts['shares']}" if facts["shares"] not in ("", UNKNOWN) else ""]
-        return " ".join(filter(None, (*words, "asked for" if self.annotated else "")))
+        facts = {name: text for name, text in self.facts.items() if text not in ("", UNKNOWN)}
+        worded = {"axis": "axis {}", "options": "({})", "shares": "with the scale of {}"}
+        told = ("dtype", "scheme", "axis", "range", "observer", "options", "scale", "shares")
+        words = [worded.get(name, "{}").format(facts[name]) for name in told if name in facts]
+        return " ".join([*words, *(["asked for"] if self.annotated else [])])
 
 
 @dataclass(frozen=True, slots=True)

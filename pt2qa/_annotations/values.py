@@ -15,9 +15,9 @@ from pt2qa._annotations.rows import AnnotationRow, Role
 from pt2qa._graph.handles import OpName, handle_of, walk
 from pt2qa._report.prose import few
 from pt2qa._simulator.products import arguments_of, constant_role
-from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Step
+from pt2qa._simulator.program import Program, QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.overrides.edits import BATCH_NORMS, AnnotatedGraph
 from pt2qa.overrides.points import OUTPUT, Derives, GraphNode, Point, SpecFacts, dtype_of, read_nodes
 from pt2qa.overrides.sharing import root_of
 
@@ -47,14 +47,42 @@ def values_in_program(
     program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]
 ) -> Iterator[AnnotatedValue]:
     """The values of a converted model, each with its site; ``dtypes`` are those of :func:`value_dtypes`."""
-    slots = _Slots(program, dtypes)
+    constants = {constant.slot: constant for constant in program.constants}
+    of_result = {site.result: site for site in program.sites if site.source != site.result}
+    of_source: dict[int, list[Site]] = defaultdict(list)
+    for site in of_result.values():
+        of_source[site.source].append(site)
+    ops = [
+        (step, names[step.handle].name if step.handle in names else "") for step in program.steps if step.site is None
+    ]
+    float_readers: dict[int, list[str]] = defaultdict(list)
+    for step, _ in ops:
+        for slot in step.reads:
+            float_readers[slot].append(step.name)
+
+    def made(slot: int, name: str, op: str, owner: str) -> Iterator[AnnotatedValue]:
+        """The output of an op, once more for each way of rounding it that no op reads."""
+        sites, readers = of_source[slot], float_readers[slot] if of_source[slot] else []
+        note = f"read in float by {few(readers)}" if readers else ""
+        for site in (*sites[:1], *(other for other in sites[1:] if not other.readers)) or [None]:
+            yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtypes.get(name, ""), site, note)
+
     for slot, name in zip(program.inputs, program.input_names, strict=True):
-        yield from slots.made(slot, name, "input", name)
-    for step in program.steps:
-        if step.site is None:
-            owner = names[step.handle].name if step.handle in names else ""
-            yield from slots.read(step, owner)
-            yield from slots.made(step.out, step.name, step.op, owner)
+        yield from made(slot, name, "input", name)
+    for step, owner in ops:
+        for argument, slot in arguments_of(step):
+            constant = constants.get(slot)
+            if constant is None:
+                of = program.name_of(slot)
+                known = dtypes.get(of, ""), of_result.get(slot)
+                yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, *known)
+            elif isinstance(constant.reference, Tensor):
+                role = _role(step.op, argument, constant.is_parameter)
+                dtype = str(constant.reference.dtype).removeprefix("torch.")
+                known = dtype, None if constant.site is None else program.sites[constant.site]
+                of = constant.attribute or "a constant"
+                yield AnnotatedValue(step.name, step.op, owner, role, argument, of, True, *known)
+        yield from made(step.out, step.name, step.op, owner)
 
 
 def values_in_graph(nodes: Mapping[str, GraphNode], names: Mapping[int, OpName]) -> Iterator[AnnotatedValue]:
@@ -99,58 +127,6 @@ def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, s
     return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
 
 
-class _Slots:
-    """What the slots of a program hold."""
-
-    def __init__(self, program: Program, dtypes: Mapping[str, str]) -> None:
-        self.dtypes = dtypes
-        self.constants: dict[int, Constant] = {constant.slot: constant for constant in program.constants}
-        self.names = dict(zip(program.inputs, program.input_names, strict=True))
-        self.names |= {step.out: step.name for step in program.steps}
-        self.of_result = {site.result: site for site in program.sites if site.source != site.result}
-        self.of_source: dict[int, list[Site]] = defaultdict(list)
-        for site in self.of_result.values():
-            self.of_source[site.source].append(site)
-        self.sites = program.sites
-        self.float_readers: dict[int, list[str]] = defaultdict(list)
-        for step in program.steps:
-            for slot in step.reads if step.site is None else ():
-                self.float_readers[slot].append(step.name)
-
-    def read(self, step: Step, owner: str) -> Iterator[AnnotatedValue]:
-        """The arguments of an op."""
-        for argument, slot in arguments_of(step):
-            constant = self.constants.get(slot)
-            if constant is None:
-                of = self.names[slot]
-                dtype, site = self.dtypes.get(of, ""), self.of_result.get(slot)
-                yield AnnotatedValue(step.name, step.op, owner, "input", argument, of, False, dtype, site)
-            elif isinstance(constant.reference, Tensor):
-                yield AnnotatedValue(
-                    step.name,
-                    step.op,
-                    owner,
-                    _role(step.op, argument, constant.is_parameter),
-                    argument,
-                    constant.attribute or "a constant",
-                    True,
-                    str(constant.reference.dtype).removeprefix("torch."),
-                    None if constant.site is None else self.sites[constant.site],
-                )
-
-    def made(self, slot: int, name: str, op: str, owner: str) -> Iterator[AnnotatedValue]:
-        """The output of an op, once more for each way of rounding it that no op reads."""
-        sites = self.of_source[slot]
-        dtype = self.dtypes.get(name, "")
-        if not sites:
-            yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtype)
-            return
-        readers = self.float_readers[slot]
-        note = f"read in float by {few(readers)}" if readers else ""
-        for site in (sites[0], *(other for other in sites[1:] if not other.readers)):
-            yield AnnotatedValue(name, op, owner, "output", -1, name, False, dtype, site, note)
-
-
 def _role(op: str, argument: int, is_parameter: bool) -> Role:
     role = constant_role(op, argument, is_parameter)
     return "input" if role == "activation" else role
@@ -169,15 +145,19 @@ _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 """The integer types of quantized values whose limits torch knows."""
 
 
-class SpecResolver:
-    """Finds the specs of one model's values; annotations are None if unknown, sites before conversion."""
+NOT_KNOWN = Annotations({}, AnnotatedGraph({}, {}, None, "", qat=False), {}, frozenset())
+"""The annotations of a graph that was converted elsewhere."""
 
-    def __init__(self, annotations: Annotations | None, sites: Sequence[Site] | None) -> None:
+
+class SpecResolver:
+    """Finds the specs of one model's values; there are no sites before conversion."""
+
+    def __init__(self, annotations: Annotations, sites: Sequence[Site] | None) -> None:
         self.annotations = annotations
         self.converted = sites is not None
-        self.by_site = {} if annotations is None or sites is None else annotations.points_at(sites)
+        self.by_site = annotations.points_at(sites or ())
         self.members: dict[Point, list[Point]] = defaultdict(list)
-        for point, first in (annotations.groups if annotations is not None else {}).items():
+        for point, first in annotations.groups.items():
             self.members[first].append(point)
 
     def row(self, value: AnnotatedValue, module: str) -> AnnotationRow:
@@ -185,7 +165,7 @@ class SpecResolver:
         own = self._own_point(value)
         unmet = value.site is None and own is not None and self.converted
         point = own if unmet else self._point(value, own)
-        facts = None if point is None or self.annotations is None else self.annotations.facts(point)
+        facts = None if point is None else self.annotations.facts(point)
         params = None if value.site is None else value.site.params
         done: QuantParams | SpecFacts | None = params if params is not None else None if unmet else facts
         shares, group, derived = self._sharing(point if done is not None else None)
@@ -223,8 +203,6 @@ class SpecResolver:
 
     def _own_point(self, value: AnnotatedValue) -> Point | None:
         """The point that annotates a rounded value at exactly this place."""
-        if self.annotations is None:
-            return None
         (values, constants), nodes = self.annotations.points_by_name, self.annotations.graph.nodes
         if value.constant:
             found = (point for argument, point in constants.get(value.name, ()) if argument == value.argument)
@@ -239,7 +217,7 @@ class SpecResolver:
         if value.site is not None:
             points = self.by_site.get(value.site.index, ())
             return own if own in points else next(iter(points), None)
-        if own is not None or self.annotations is None or value.constant:
+        if own is not None or value.constant:
             return own
         asked = self.annotations.points_by_name[0].get(value.of, ())
         # A value is rounded for all readers if its producer asks for it, else for those that do.
@@ -247,7 +225,7 @@ class SpecResolver:
 
     def _sharing(self, point: Point | None) -> tuple[str, str, str]:
         """The other values that share its scale, the first of them if that is another one, and what derives it."""
-        if point is None or self.annotations is None:
+        if point is None:
             return "", "", ""
         name_of, own = self.annotations.value_name, self.annotations.value_name(point)
         values = list(dict.fromkeys(map(name_of, self.members[self.annotations.groups[point]])))
@@ -273,6 +251,6 @@ def _range(done: QuantParams | SpecFacts) -> tuple[int, int]:
     if done.quant_min is not None and done.quant_max is not None:
         return done.quant_min, done.quant_max
     dtype = getattr(torch, done.dtype, None)
-    if not isinstance(dtype, torch.dtype) or dtype not in _WITH_LIMITS:
+    if dtype not in _WITH_LIMITS:
         return 0, 0
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max

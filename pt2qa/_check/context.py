@@ -17,8 +17,7 @@ from pt2qa._capture.changes import Change
 from pt2qa._capture.normalise import write_sources
 from pt2qa._capture.program import Capture
 from pt2qa._capture.program import capture as capture_model
-from pt2qa._check.integer_products import IntegerProduct, integer_products
-from pt2qa._check.products import Product, products_of
+from pt2qa._check.products import IntegerProduct, Product, integer_products, products_of
 from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line

@@ -16,7 +16,7 @@ from pt2qa._capture.normalise import PASSES, inline_regions, write_sources
 from pt2qa._graph.copies import copy_to_edit
 from pt2qa._graph.handles import OpName, assign_handles, handle_of, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
-from pt2qa._graph.internals.torch import calling_convention, pytree, size_hint
+from pt2qa._graph.internals.torch import calling_convention, pytree, sizes_of
 
 Pass = Callable[[ExportedProgram], tuple[Change, ...]]
 
@@ -66,14 +66,11 @@ def as_program(graph: GraphModule) -> ExportedProgram:
     inputs = []
     for node in list(graph.graph.nodes):
         if node.op == "placeholder":
-            inputs.append(pytree.tree_map_only(Tensor, _zeros, node.meta.get(VALUE)))
+            traced = node.meta.get(VALUE)
+            inputs.append(pytree.tree_map_only(Tensor, lambda x: torch.zeros(sizes_of(x), dtype=x.dtype), traced))
         elif calls_guards(node):
             graph.graph.erase_node(node)
     graph.recompile()
     convention = calling_convention(graph)
     args, kwargs = (tuple(inputs), {}) if convention is None else pytree.tree_unflatten(inputs, convention.in_spec)
     return export(graph, args, kwargs, None, False)
-
-
-def _zeros(traced: Tensor) -> Tensor:
-    return torch.zeros([size_hint(size) for size in traced.shape], dtype=traced.dtype)

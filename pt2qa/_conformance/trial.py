@@ -6,7 +6,7 @@ import copy
 import functools
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,57 +36,45 @@ class Plain:
     names: dict[int, OpName] = field(repr=False)
 
 
-class Programs:
-    """The graphs of one model, each made on first use: as pt2qa captures it, and as ``torch.export`` returns it.
+@functools.lru_cache(maxsize=64)
+def captured(model: ConformanceModel) -> Capture:
+    """The model as pt2qa captures it, once for all quantizers that are checked.
 
-    Users of a quantizer have the latter; :func:`pt2qa.capture` removes the differences that some properties test.
+    The other graphs are as ``torch.export`` returns them, which users of a quantizer have: capture removes the
+    differences that some properties test.
     """
-
-    def __init__(self, model: ConformanceModel) -> None:
-        self.model = model
-        self._made: dict[tuple[str, str, bool], Plain] = {}
-
-    @functools.cached_property
-    def captured(self) -> Capture:
-        model = self.model
-        return capture(
-            model.build(), model.batches()[0], dynamic_shapes=model.dynamic_shapes, decompose=model.decompose
-        )
-
-    def exported(self, *, strict: bool, spelling: str = MODULE) -> Plain:
-        """The model as ``torch.export.export`` returns it."""
-        return self._once("exported", spelling, strict, lambda: self._export(self.model.build(spelling), strict))
-
-    def re_exported(self, *, strict: bool) -> Plain:
-        program = self.exported(strict=strict).capture.program
-        module = functools.partial(program.module, check_guards=False)
-        return self._once("re_exported", MODULE, strict, lambda: self._export(module(), strict))
-
-    def saved(self, *, strict: bool) -> Plain:
-        program = self.exported(strict=strict).capture.program
-        return self._once("saved", MODULE, strict, lambda: _saved_and_loaded(program))
-
-    def _once(self, form: str, spelling: str, strict: bool, make: Callable[[], ExportedProgram]) -> Plain:
-        key = form, spelling, strict
-        if key not in self._made:
-            program = make()
-            assign_handles(program)
-            made = Capture(program, self.model.batches()[0], {}, strict, self.model.name)
-            first = key == ("exported", MODULE, False)
-            wanted = made.names if first else self.exported(strict=False).names
-            self._made[key] = Plain(made, same_names(made.names, wanted))
-        return self._made[key]
-
-    def _export(self, module: torch.nn.Module, strict: bool) -> ExportedProgram:
-        shapes = self.model.dynamic_shapes
-        return torch.export.export(module, self.model.batches()[0], dynamic_shapes=shapes, strict=strict)
+    return capture(model.build(), model.batches()[0], dynamic_shapes=model.dynamic_shapes, decompose=model.decompose)
 
 
-def _saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
+@functools.lru_cache(maxsize=512)
+def exported(model: ConformanceModel, strict: bool, spelling: str = MODULE) -> Plain:
+    """The model as ``torch.export.export`` returns it."""
+    return _plain(model, strict, _export(model, model.build(spelling), strict), strict or spelling != MODULE)
+
+
+@functools.lru_cache(maxsize=128)
+def re_exported(model: ConformanceModel, strict: bool) -> Plain:
+    module = exported(model, strict).capture.program.module(check_guards=False)
+    return _plain(model, strict, _export(model, module, strict))
+
+
+@functools.lru_cache(maxsize=128)
+def saved_and_loaded(model: ConformanceModel, strict: bool) -> Plain:
     file = io.BytesIO()
-    torch.export.save(program, file)
+    torch.export.save(exported(model, strict).capture.program, file)
     file.seek(0)
-    return torch.export.load(file)
+    return _plain(model, strict, torch.export.load(file))
+
+
+def _export(model: ConformanceModel, module: torch.nn.Module, strict: bool) -> ExportedProgram:
+    return torch.export.export(module, model.batches()[0], dynamic_shapes=model.dynamic_shapes, strict=strict)
+
+
+def _plain(model: ConformanceModel, strict: bool, program: ExportedProgram, named: bool = True) -> Plain:
+    """A graph, ``named`` like the model's first one."""
+    assign_handles(program)
+    made = Capture(program, model.batches()[0], {}, strict, model.name)
+    return Plain(made, same_names(made.names, exported(model, False).names) if named else made.names)
 
 
 def same_names(names: dict[int, OpName], wanted: dict[int, OpName]) -> dict[int, OpName]:
@@ -109,12 +97,6 @@ def _ordinals(names: dict[int, OpName]) -> list[tuple[str, int]]:
         places.append((name.op, counts[name.op]))
         counts[name.op] += 1
     return places
-
-
-@functools.lru_cache(maxsize=64)
-def programs_of(model: ConformanceModel) -> Programs:
-    """The graphs of a model, shared by all quantizers that are checked."""
-    return Programs(model)
 
 
 @dataclass(frozen=True)
@@ -213,13 +195,9 @@ class Trial:
     others: Sequence[Trial] = field(default=(), repr=False)
     _exported: dict[bool, Annotated | Failure] = field(default_factory=dict, repr=False)
 
-    @functools.cached_property
-    def programs(self) -> Programs:
-        return programs_of(self.model)
-
     @property
     def capture(self) -> Capture:
-        return self.programs.captured
+        return captured(self.model)
 
     @functools.cached_property
     def batches(self) -> tuple[Inputs, Inputs]:
@@ -232,7 +210,7 @@ class Trial:
     def exported(self, *, strict: bool) -> Annotated | Failure:
         """The graph as ``torch.export`` returns it, annotated."""
         if strict not in self._exported:
-            self._exported[strict] = self.annotate(self.programs.exported(strict=strict))
+            self._exported[strict] = self.annotate(exported(self.model, strict))
         return self._exported[strict]
 
     @functools.cached_property

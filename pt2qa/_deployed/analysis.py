@@ -13,8 +13,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Finding
 from pt2qa._deployed.comparison import Comparison
-from pt2qa._deployed.deployment import backend_for, opened, program_for
-from pt2qa._deployed.lowerable import Lowerable, lowerable
+from pt2qa._deployed.deployment import Lowerable, backend_for, lowerable, opened, program_for
 from pt2qa._deployed.recorded import RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import isfinite
 from operator import attrgetter
 from typing import Any, Final
@@ -19,12 +20,12 @@ from pt2qa._decibels import agreement
 from pt2qa._deployed.rows import FLOAT_MATCH_DB, LSB
 from pt2qa._graph.handles import op_of
 from pt2qa._metrics import error_sums
+from pt2qa._quantize.deployed import SLICES
 from pt2qa._simulator import quant_ops
+from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
 
-_PRODUCTS: Final = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 _CLAMPS: Final = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max")
-_SLICES: Final = {"row": (-1,), "pixel": (-3,), "image": (-3, -2, -1)}
 
 Instead = Mapping[Node, Callable[..., Any]]
 """What computes nodes in place of their own function."""
@@ -119,7 +120,7 @@ def _with_bias(node: Node, change: Callable[[Tensor], Tensor | None]) -> Instead
 
 def _biased(region: Region) -> Iterator[tuple[Node, Node]]:
     """The products with a bias, with it."""
-    for node in region.called(*_PRODUCTS):
+    for node in region.called(*WEIGHTED):
         if len(node.args) > 2 and isinstance(node.args[2], Node):
             yield node, node.args[2]
 
@@ -170,11 +171,7 @@ def beyond_32_bits(region: Region) -> Supposed:
             told = f"its bias is beyond 32 bits in {int(beyond)} of {steps.numel()} channels"
             held = (limited * scale).to(value.dtype)
             if beyond:
-                yield told, _with_bias(node, partial(_instead_of, held))
-
-
-def _instead_of(value: Tensor, _: Tensor) -> Tensor:
-    return value
+                yield told, _with_bias(node, held.expand_as)
 
 
 def _bias_scale(region: Region, node: Node) -> Tensor | None:
@@ -216,15 +213,13 @@ def wider_range(region: Region) -> Supposed:
 
 def other_rounding(region: Region) -> Supposed:
     """Integers that are cut off instead of rounded."""
-    for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)):
+    nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
+    for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)) if nodes else ():
+        yield f"values are rounded {way}", dict.fromkeys(nodes, partial(_cut_off, cut))
 
-        def rounded(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, cut: Any = cut) -> Tensor:
-            found: Tensor = (cut(x / scale) + zero).clamp(low, high).to(dtype)
-            return found
 
-        nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
-        if nodes:
-            yield f"values are rounded {way}", dict.fromkeys(nodes, rounded)
+def _cut_off(cut: Any, x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> Any:
+    return (cut(x / scale) + zero).clamp(low, high).to(dtype)
 
 
 # -- dynamic scales, arithmetic, layout --------------------------------------------------------------------------------
@@ -237,15 +232,14 @@ def finer_slices(region: Region) -> Supposed:
         for node in region.nodes
         if quant_ops.is_dequantize(node) and quant_ops.is_dynamic_per_tensor(node) and isinstance(node.args[0], Node)
     ]
-    for kind, axes in _SLICES.items():
+    for axes, kind in SLICES.items() if pairs else ():
+        told = f"its input has a scale for each {kind} ({BY_DESIGN})"
+        yield told, {node: partial(_sliced, axes) for node, _ in pairs} | {q: lambda x, *_: x for _, q in pairs}
 
-        def sliced(x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, *_: Any, axes: Any = axes) -> Any:
-            given = (*choose_qparams_per_slice(x, axes, low, high), axes, low, high, dtype)
-            return dequantize_per_slice(quantize_per_slice(x, *given), *given)
 
-        instead = {dequantize: sliced for dequantize, _ in pairs} | {q: lambda x, *_: x for _, q in pairs}
-        if pairs:
-            yield f"its input has a scale for each {kind} ({BY_DESIGN})", instead
+def _sliced(axes: Any, x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, *_: Any) -> Any:
+    given = (*choose_qparams_per_slice(x, axes, low, high), axes, low, high, dtype)
+    return dequantize_per_slice(quantize_per_slice(x, *given), *given)
 
 
 BY_DESIGN: Final = "pair.as_deployed() computes so"
@@ -256,17 +250,15 @@ def fewer_digits(region: Region) -> Supposed:
     """Float arithmetic in 16 bits."""
     nodes = [node for node in region.nodes if node.op == "call_function" and not quant_ops.is_quantization(node)]
     for dtype in (torch.bfloat16, torch.float16):
+        told = f"it is computed in {str(dtype).removeprefix('torch.')}"
+        yield told, {node: partial(_shortened, dtype, node.target) for node in nodes}
 
-        def shorter(value: Any, dtype: torch.dtype = dtype) -> Any:
-            return value.to(dtype).to(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        def computed(*args: Any, target: Any, shorter: Any = shorter, **kwargs: Any) -> Any:
-            return shorter(target(*map(shorter, args), **kwargs))
+def _shortened(short: torch.dtype, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def shorter(value: Any) -> Any:
+        return value.to(short).to(value.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        def of(target: Any, computed: Any = computed) -> Callable[..., Any]:
-            return lambda *args, **kwargs: computed(*args, target=target, **kwargs)
-
-        yield f"it is computed in {str(dtype).removeprefix('torch.')}", {node: of(node.target) for node in nodes}
+    return shorter(target(*map(shorter, args), **kwargs))
 
 
 def sums_in_16_bits(region: Region) -> Supposed:
@@ -297,25 +289,19 @@ def _saturated(
     """A linear or conv2d of integers, which float64 holds exactly; the channels of a pixel are neighbours."""
     rows = (x.double() / scale).round() + zero_point
     weights = (weight.double() / (step / scale).reshape(-1, *[1] * (weight.dim() - 1))).round()
-    sizes: list[int] = []
-    if weight.dim() == 4:
-        rows = F.pad(rows, [size for size in reversed(padding) for _ in range(2)], value=zero_point)
-        kernel = weight.shape[2:]
-        sizes = [
-            (size - d * (k - 1) - 1) // s + 1
-            for size, k, s, d in zip(rows.shape[2:], kernel, stride, dilation, strict=True)
-        ]
-        rows = F.unfold(rows, kernel, tuple(dilation), 0, tuple(stride)).unflatten(1, (weight.shape[1], -1))
-        rows, weights = rows.permute(0, 3, 2, 1).flatten(2), weights.permute(0, 2, 3, 1)
-    channels = weights.shape[-1]
-    even = (0, channels % 2)  # what is short of a pair is zero
-    rows, weights = F.pad(rows.unflatten(-1, (-1, channels)), even).flatten(-2), F.pad(weights, even).flatten(1)
-    sums = -zero_point * weights.sum(1).expand(*rows.shape[:-1], -1)
-    for at in range(0, weights.shape[1], 2):
-        sums = sums + (rows[..., at : at + 2] @ weights[:, at : at + 2].T).clamp(-(2**15), 2**15 - 1)
-    found = (sums * step).to(x.dtype)
-    found = found if bias is None else found + bias
-    return found.transpose(1, 2).unflatten(2, sizes) if sizes else found
+    if weight.dim() == 2:
+        rows, weights = rows.flatten(0, -2)[..., None, None], weights[..., None, None]
+    rows = F.pad(rows, [size for size in reversed(padding) for _ in range(2)], value=zero_point)
+    (height, width), last = rows.shape[2:], [size - 1 for size in weights.shape[2:]]
+    sums = -zero_point * weights.sum((1, 2, 3)).reshape(-1, 1, 1)
+    for channel, i, j in product(range(0, rows.shape[1], 2), *map(range, weights.shape[2:])):
+        own = slice(channel, channel + 2)
+        down, right = ((at * d, (end - at) * d) for at, end, d in zip((i, j), last, dilation, strict=True))
+        read = rows[:, own, down[0] : height - down[1], right[0] : width - right[1]]
+        sums = sums + F.conv2d(read, weights[:, own, i, j, None, None], stride=stride).clamp(-(2**15), 2**15 - 1)
+    found = (sums * step.reshape(-1, 1, 1)).to(x.dtype)
+    found = found if bias is None else found + bias.reshape(-1, 1, 1)
+    return found if weight.dim() == 4 else found.reshape(*x.shape[:-1], -1)
 
 
 def padded_with_integer_zero(region: Region) -> Supposed:
@@ -329,14 +315,14 @@ def padded_with_integer_zero(region: Region) -> Supposed:
         if not isinstance(zero, int) or zero == 0 or not any(sides):
             continue
         around = [size for size in reversed(sides) for _ in range(2)]
-
-        target: Any = node.target
         fill: Any = -zero * scale  # type: ignore[operator]  # numbers
+        yield "its padding is the integer 0, not the zero point", {node: partial(_padded, node.target, around, fill)}
 
-        def padded(x: Any, weight: Any, bias: Any, stride: Any, pads: Any, *rest: Any) -> Any:
-            return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)  # noqa: B023
 
-        yield "its padding is the integer 0, not the zero point", {node: padded}
+def _padded(
+    target: Any, around: Any, fill: Any, x: Any, weight: Any, bias: Any, stride: Any, pads: Any, *rest: Any
+) -> Any:
+    return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)
 
 
 def other_layout(region: Region) -> Supposed:

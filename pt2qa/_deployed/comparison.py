@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from pt2qa._deployed.causes import BY_DESIGN, Region, cause_of
-from pt2qa._deployed.deployment import run_program
-from pt2qa._deployed.lowerable import Lowerable, ObservedValue, leaves_of, tensor_outputs
+from pt2qa._deployed.deployment import Lowerable, ObservedValue, run_program
 from pt2qa._deployed.recorded import order_of
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
@@ -41,7 +40,7 @@ from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import TOLERANCE
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import plain
+from pt2qa._simulator.outputs import leaves_of, plain, tensor_outputs
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
@@ -103,8 +102,8 @@ class Comparison:
         self.checked: set[tuple[Any, ...]] = set()
         self.disturbed = 0
         self.causes: dict[int, str] = {}
-        self.made_elsewhere = not lowerable.values
-        self.returned = len(pytree.tree_leaves(plain(pair.quantized.graph.output_node().args[0])))
+        self.places = tensor_outputs(pair.quantized)
+        self.names = list(self.places.values())
         self.order: tuple[int, ...] = ()
 
     # -- one batch -----------------------------------------------------------------------------------------------------
@@ -198,8 +197,7 @@ class Comparison:
 
         outputs = leaves_of(graph_outputs(self.pair.quantized, values, visit))
         assert measured.outputs is not None
-        names = self._output_names()
-        for name, found, expected in zip(names, measured.outputs, outputs, strict=True):
+        for name, found, expected in zip(self.names, measured.outputs, outputs, strict=True):
             if not tensors_equal(found, expected):
                 raise SimulationError(
                     f"{name}, computed from the deployed values, is not what the nodes of the converted graph compute "
@@ -224,28 +222,25 @@ class Comparison:
 
     def _fitting(self, expected: Sequence[Tensor], outputs: Sequence[Any]) -> list[Tensor]:
         """The outputs of the program that are to be compared, in the model's order."""
-        places, names = list(tensor_outputs(self.pair.quantized)), self._output_names()
         found = leaves_of(outputs)
-        if len(found) > len(expected) and len(outputs) == self.returned:
-            found = [outputs[place] for place in places]  # a device may return numbers and sizes as tensors
-        if self.made_elsewhere and len(found) == len(expected) > 1:
+        returned = pytree.tree_leaves(plain(self.pair.quantized.graph.output_node().args[0]))
+        if len(found) > len(expected) and len(outputs) == len(returned):
+            found = [outputs[place] for place in self.places]  # a device may return numbers and sizes as tensors
+        if not self.lowerable.values and len(found) == len(expected) > 1:
             self.order = self.order or order_of(expected, found)
             found = [found[place] for place in self.order]
         if len(found) != len(expected):
             raise DeploymentError(
                 f"batch {self.batches}: the deployed program returned {len(found)} outputs; the model returns "
-                f"{len(expected)} ({', '.join(names)})."
+                f"{len(expected)} ({', '.join(self.names)})."
             )
-        for name, want, got in zip(names, expected, found, strict=True):
+        for name, want, got in zip(self.names, expected, found, strict=True):
             if want.shape != got.shape or want.dtype != got.dtype:
                 raise DeploymentError(
                     f"batch {self.batches}, {name}: the deployed program returned {_described(got)}, the model "
                     f"{_described(want)}."
                 )
         return list(found)
-
-    def _output_names(self) -> list[str]:
-        return list(tensor_outputs(self.pair.quantized).values())
 
     def _name(self, observed: ObservedValue) -> str:
         return self._place(observed)[1]
@@ -262,7 +257,7 @@ class Comparison:
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[_Sums]
     ) -> SetApart | None:
         names = [self._name(self.observed[index]) for index, sums in measured.sums.items() if sums.nonfinite]
-        names += [name for name, sums in zip(self._output_names(), outputs, strict=True) if sums.nonfinite]
+        names += [name for name, sums in zip(self.names, outputs, strict=True) if sums.nonfinite]
         if not names:
             return None
         fault = first_fault(self.pair.simulator, values, self.batches, samples)
@@ -279,11 +274,17 @@ class Comparison:
             f"observing changed the program's outputs on this data: {self.disturbed} of {self.batches} batches have no "
             "intermediate values"
         )
+        moved = ", ".join(f"{name} is its output {place}" for name, place in zip(self.names, self.order, strict=False))
+        other_order = f"the program returns its outputs in another order, as their values show: {moved}"
+        # Where a difference was found that is known of the backend, or none was looked for.
+        by_design = (
+            not self.observed or pair.origin is not None or any(BY_DESIGN in each for each in self.causes.values())
+        )
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(
                 _finished((-1, name, "", "output"), None, True, sums, self._together([slot]))
-                for name, slot, sums in zip(self._output_names(), self._output_slots(), self.outputs, strict=True)
+                for name, slot, sums in zip(self.names, self._output_slots(), self.outputs, strict=True)
             ),
             stages=self.stages.rows(),
             unpaired=tuple(
@@ -292,12 +293,12 @@ class Comparison:
             ),
             facts=tuple(self.program.facts),
             notes=(
-                *(pair.notes if self._is_by_design() else notes_without("kernels", pair.notes)),
+                *(pair.notes if by_design else notes_without("kernels", pair.notes)),
                 *pair.program.notes,
                 *self.stages.notes,
                 *notes,
                 *([disturbed] if self.disturbed else []),
-                *([self._other_order()] if self.order != tuple(sorted(self.order)) else []),
+                *([other_order] if self.order != tuple(sorted(self.order)) else []),
                 *self.check.notes,
             ),
             batches=self.batches,
@@ -319,23 +320,9 @@ class Comparison:
         inside = bool(delegated) if observed.owner is None else place[0] in delegated
         return _finished(place, observed.params, inside, sums, note, self.causes.get(observed.step.index, ""))
 
-    def _other_order(self) -> str:
-        told = ", ".join(
-            f"{name} is its output {place}" for name, place in zip(self._output_names(), self.order, strict=True)
-        )
-        return f"the program returns its outputs in another order, as their values show: {told}"
-
-    def _is_by_design(self) -> bool:
-        """Whether a difference was found that is known of the backend, or none was looked for."""
-        return (
-            not self.observed
-            or self.pair.origin is not None
-            or any(BY_DESIGN in cause for cause in self.causes.values())
-        )
-
     def _output_slots(self) -> list[int]:
         leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
-        return [leaves[number].number for number in tensor_outputs(self.pair.quantized)]
+        return [leaves[number].number for number in self.places]
 
     def _together(self, slots: Sequence[int]) -> str:
         """Which roundings lie between these values and the observed ones before them; empty if none do."""
@@ -401,15 +388,11 @@ def _finished(
     note: str,
     cause: str = "",
 ) -> DeployedRow:
-    handle, name, module, op = place
     isolated, cumulative, quantized, deployed = (each.sqnr for each in sums.noise)
     scale = math.nan if params is None else params.largest_scale
     in_steps = params is not None and scale > 0 and sums.count > 0
     return DeployedRow(
-        handle=handle,
-        name=name,
-        module=module,
-        op=op,
+        *place,
         observed_at="raw" if params is None else "dq",
         dtype=sums.dtype if params is None else params.dtype,
         scale=scale,

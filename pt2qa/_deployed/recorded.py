@@ -24,7 +24,6 @@ from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
-from pt2qa._deployed.lowerable import leaves_of, tensor_outputs
 from pt2qa._exclusion import computes
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
@@ -33,6 +32,7 @@ from pt2qa._report.prose import counted
 from pt2qa._simulator.accumulate import accumulate
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.outputs import leaves_of, tensor_outputs
 from pt2qa._simulator.verification import digest_of, graph_outputs
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
@@ -40,9 +40,6 @@ from pt2qa.plugins import Ran
 SUFFIX: Final = ".safetensors"
 METADATA: Final = "pt2qa"
 """The key of the description of each batch, in the metadata of both files."""
-
-LEAST_FIT: Final = 3.0
-"""The SQNR in dB that an output must have to be taken for another one than its place says."""
 
 _NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
 
@@ -116,7 +113,10 @@ def read_outputs(path: Path) -> RecordedOutputs:
 
 
 def order_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which of the values that were found is which that was expected; their own order unless all others fit better."""
+    """Which of the values that were found is which that was expected; their own order unless all others fit better.
+
+    One that is taken for another must have an SQNR of 3 dB.
+    """
 
     def fit(want: Tensor, got: Tensor) -> float:
         if want.shape != got.shape or want.dtype != got.dtype:
@@ -129,8 +129,7 @@ def order_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[int, 
         order.append(max((place for place in own if place not in order), key=lambda place: fit(want, found[place])))
     moved = [place for place in own if order[place] != place]
     better = all(
-        fit(expected[place], found[order[place]]) > max(LEAST_FIT, fit(expected[place], found[place]))
-        for place in moved
+        fit(expected[place], found[order[place]]) > max(3.0, fit(expected[place], found[place])) for place in moved
     )
     return tuple(order) if better else own
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan, sqrt
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
 from pt2qa._deployed.verdict import blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
-from pt2qa._report.columns import derived
+from pt2qa._report.columns import derived, shown_columns
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
-
-SCALARS: Final = (
-    *("isolated_max_lsb", "isolated_differing", "isolated_sqnr", "cumulative_sqnr", "quantized_sqnr", "deployed_sqnr"),
-)
-"""The columns that TensorBoard shows."""
 
 
 @register("deployed", schema=3, oldest=1, since={"input_ranges": 2})
@@ -121,14 +116,11 @@ class DeployedReport(DataReport):
 
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """Each number of each value, output and stage, only finite ones, and the charts of the page."""
-        found = scalars(self.rows + self.outputs, SCALARS, step)
-        return {"deployed": [*found, *_of_stages(self.stages, step), *pictures(drawings(self, others), step)]}
-
-
-def _of_stages(stages: Sequence[StageRow], step: int) -> list[Event]:
-    measures = ("sqnr", "step_sqnr")
-    found = ((f"stages/{each}/{row.name}", float(getattr(row, each))) for row in stages for each in measures)
-    return [Event(tag, step, value) for tag, value in found if isfinite(value)]
+        numbers = [each.name for each in shown_columns(DeployedRow) if each.type == "float"]
+        found = scalars(self.rows + self.outputs, numbers, step)
+        known = [(f"{each}/{row.name}", getattr(row, each)) for row in self.stages for each in ("sqnr", "step_sqnr")]
+        found += [Event(f"stages/{tag}", step, value) for tag, value in known if isfinite(value)]
+        return {"deployed": [*found, *pictures(drawings(self, others), step)]}
 
 
 def _output_line(row: DeployedRow) -> str:

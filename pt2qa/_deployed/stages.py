@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pt2qa._capture.exporting import State, run
-from pt2qa._deployed.lowerable import leaves_of
 from pt2qa._deployed.rows import StageRow
 from pt2qa._exclusion import computes
 from pt2qa._metrics import NoiseSums, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.batches import Batch, as_call
+from pt2qa._simulator.outputs import leaves_of
 from pt2qa._simulator.verification import graph_outputs
 
 _Step = tuple[NoiseSums, NoiseSums]

@@ -108,16 +108,12 @@ def _accused(found: Sequence[DeployedRow]) -> str:
         else ""
     )
     also = f" Also: {few(others)}." if others else ""
+    why = "Cause unknown: no hypothesis that was run gives the deployed value."
+    why = f"Cause, as run again with it gives the deployed value: {worst.cause}." if worst.cause else why
     return (
         f"Op: {worst.name}: its kernel and the converted graph compute different values from the same inputs: {how}"
-        f"isolated SQNR {decibel(worst.isolated_sqnr)} dB. {_why(worst)}{also}"
+        f"isolated SQNR {decibel(worst.isolated_sqnr)} dB. {why}{also}"
     )
-
-
-def _why(row: DeployedRow) -> str:
-    if row.cause:
-        return f"Cause, as run again with it gives the deployed value: {row.cause}."
-    return "Cause unknown: no hypothesis that was run gives the deployed value."
 
 
 def _agreement(rows: Sequence[DeployedRow]) -> Iterator[str]:

@@ -21,9 +21,8 @@ from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
-from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
 from pt2qa._sensitivity.ranges import Observed, observe
-from pt2qa._sensitivity.roundings import Variant, own_rounding
+from pt2qa._sensitivity.roundings import INTEGERS, Variant, fitted, fitted_by_channel, fitted_weight, own_rounding
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data

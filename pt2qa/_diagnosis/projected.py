@@ -23,8 +23,7 @@ from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS
-from pt2qa._sensitivity.metrics import detached, fault_of, paired_leaves, signal_of
-from pt2qa._sensitivity.outputs import finished, float_names
+from pt2qa._sensitivity.metrics import detached, fault_of, finished, float_names, paired_leaves, signal_of
 from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection

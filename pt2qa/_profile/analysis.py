@@ -15,8 +15,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.analysis import explained
-from pt2qa._deployed.deployment import backend_for, program_for, run_program
-from pt2qa._deployed.lowerable import Lowerable, ObservedValue, lowerable
+from pt2qa._deployed.deployment import Lowerable, ObservedValue, backend_for, lowerable, program_for, run_program
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._profile.measuring import Measurements, ProfileTarget, Side, node_names, target_of

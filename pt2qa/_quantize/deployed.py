@@ -18,7 +18,7 @@ from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
 
-_SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
+SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def deployed_note(inputs: Sequence[SlicedInput]) -> str:
 
 def _count(inputs: Sequence[SlicedInput]) -> str:
     kinds = {(given.op, given.axes) for given in inputs}
-    slices = " and ".join(sorted({f"each {_SLICES.get(axes, 'slice')} of the input of a {op}" for op, axes in kinds}))
+    slices = " and ".join(sorted({f"each {SLICES.get(axes, 'slice')} of the input of a {op}" for op, axes in kinds}))
     return f"the backend's kernels have a scale for {slices} ({counted(len(inputs), 'input')})" if inputs else ""
 
 

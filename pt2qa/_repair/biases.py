@@ -31,7 +31,7 @@ from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import projected, quantized_input
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
-from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Constant, Slot, Step
 from pt2qa._simulator.simulator import Simulator

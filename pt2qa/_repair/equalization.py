@@ -38,8 +38,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._repair.ranges import RangeGroup, ends_of, groups_in, moved
 from pt2qa._sensitivity.gradients import float_tensors
-from pt2qa._sensitivity.played import with_roundings
-from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
+from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
 from pt2qa._simulator.program import Constant, QuantParams, Site, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Folds

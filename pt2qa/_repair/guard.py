@@ -14,7 +14,7 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.gradients import GradientRun, Gradients
-from pt2qa._sensitivity.outputs import finished, float_leaves
+from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.positions import Counted

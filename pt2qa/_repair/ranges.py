@@ -34,9 +34,8 @@ from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._sensitivity.gradients import float_tensors
-from pt2qa._sensitivity.played import fitted, fitted_by_channel, with_roundings
 from pt2qa._sensitivity.ranges import observe
-from pt2qa._sensitivity.roundings import rounding
+from pt2qa._sensitivity.roundings import fitted, fitted_by_channel, rounding, with_roundings
 from pt2qa._simulator.program import QuantParams, Site, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Folds

@@ -29,7 +29,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import quantized_input
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun
-from pt2qa._sensitivity.played import with_roundings
+from pt2qa._sensitivity.roundings import with_roundings
 from pt2qa._simulator.program import Constant, QuantParams, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Folds

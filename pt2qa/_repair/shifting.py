@@ -35,8 +35,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.played import fitted
-from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding
+from pt2qa._sensitivity.roundings import Rounding, fitted, own_rounding, rounding
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Folds

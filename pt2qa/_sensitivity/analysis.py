@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
@@ -17,8 +17,17 @@ from pt2qa._sensitivity.costs import CLEARLY, Costs, Survey, estimate, survey
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS, Ledger, covered, packed, precision_notes, results, resumed
-from pt2qa._sensitivity.metrics import Loss, OutputMetric, detached, fault_of, find_metric, signal_of
-from pt2qa._sensitivity.outputs import PostProcess, finished, float_names
+from pt2qa._sensitivity.metrics import (
+    Loss,
+    OutputMetric,
+    PostProcess,
+    detached,
+    fault_of,
+    find_metric,
+    finished,
+    float_names,
+    signal_of,
+)
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
@@ -36,7 +45,6 @@ from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import SelectionError
 
 Method = Literal["auto", "projection", "exact"]
-METHODS = ("auto", "projection", "exact")
 QUANTIZED = "quantized"
 """The one variant of each site: quantized as the pair quantizes it."""
 
@@ -102,8 +110,8 @@ def sensitivity(
     ['activation', 'weight', 'activation']
     """
     check_pair(pair)
-    if method not in METHODS:
-        raise SelectionError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}.")
+    if method not in get_args(Method):
+        raise SelectionError(f"unknown method {method!r}; expected one of {', '.join(get_args(Method))}.")
     if isinstance(metric, str):
         metric = metric.lower()
     chosen = find_metric(metric, larger_is_worse)
@@ -112,7 +120,7 @@ def sensitivity(
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
     resume = first_anywhere(resume)
-    if method == "auto" and resume is not None and resume.method in METHODS:
+    if method == "auto" and resume is not None and resume.method in get_args(Method):
         method = resume.method  # type: ignore[assignment]
     if method == "exact" and projections is not None:
         raise SelectionError('projections applies only to method="projection"; leave it out for method="exact".')

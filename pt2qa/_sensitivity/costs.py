@@ -7,21 +7,16 @@ either will do.
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import or_
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._sensitivity.gradients import laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.paths import Path
-from pt2qa._sensitivity.site_groups import SiteGroup
+from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.lifetimes import slots_in
@@ -109,50 +104,22 @@ class Costs:
 
 
 def estimate(program: Program, places: Sequence[SiteGroup], paths: Sequence[Path], seen: Survey) -> Costs:
-    ops = np.zeros(len(program.steps))
-    rounding = np.zeros(len(program.steps))
-    for step in program.steps:
-        cost = ELEMENT * seen.elements[step.index] + CALL
-        if step.site is None:
-            ops[step.index] = seen.flops[step.index] + cost
-        else:
-            rounding[step.index] = cost
-    forward = float(ops.sum())
-    two_runs = 2 * forward + float(rounding.sum())
+    write = [ELEMENT * seen.elements[step.index] + CALL for step in program.steps]
+    ops = [0.0 if step.site is not None else seen.flops[step.index] + write[step.index] for step in program.steps]
+    forward = sum(ops)
+    two_runs = 2 * forward + sum(write[step.index] for step in program.steps if step.site is not None)
     elements = [seen.elements.get(program.producers.get(slot, -1), 0) for slot in set(slots_in(program.outputs))]
     outputs = ELEMENT * sum(elements) + CALL
     if program.may_share:
-        exact = sum(float(ops[steps].sum()) + outputs for steps in _reached(program, places))
+        exact = sum(sum(ops[index] for index in steps_behind(program, place)) + outputs for place in places)
     else:
         exact = len(places) * (forward + outputs)
     tracked = tracked_slots(program)
-    back = [step for step in program.steps if step.site is None and step.out in tracked]
-    each = BACK * sum(float(ops[step.index]) for step in back) + outputs
+    each = BACK * sum(ops[step.index] for step in program.steps if step.out in tracked) + outputs
     once = two_runs
     for path in paths:
-        run = [path.start, *path.steps]
-        at_end = ELEMENT * seen.elements[path.end.index] + CALL
-        once += sum(float(ops[step.index]) for step in run) + float(rounding[path.start.index]) + at_end
+        at_end = write[path.end.index]
+        rounded = 0.0 if path.start.site is None else write[path.start.index]
+        once += sum(ops[step.index] for step in (path.start, *path.steps)) + rounded + at_end
         each += at_end
     return Costs(forward, two_runs + forward + exact, once, each)
-
-
-def _reached(program: Program, places: Sequence[SiteGroup]) -> Iterator[npt.NDArray[np.bool_]]:
-    """By place, the steps that read something it changes."""
-    readers: dict[int, list[int]] = defaultdict(list)
-    for step in program.steps:
-        for slot in (*step.reads, *step.constants):
-            readers[slot].append(step.index)
-    count = len(program.steps)
-    # Sets of steps as bits of integers.
-    behind = [0] * count
-    for step in reversed(program.steps):
-        behind[step.index] = 1 << step.index | functools.reduce(or_, (behind[r] for r in readers[step.out]), 0)
-    steps = {step.site: step.index for step in program.steps if step.site is not None}
-    for place in places:
-        found = 0
-        for site in place.sites:
-            starts = [steps[site]] if site in steps else readers[program.sites[site].source]
-            found = functools.reduce(or_, (behind[start] for start in starts), found)
-        packed = np.frombuffer(found.to_bytes(count // 8 + 1, "little"), np.uint8)
-        yield np.unpackbits(packed, bitorder="little", count=count).astype(np.bool_)

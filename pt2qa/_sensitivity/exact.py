@@ -7,6 +7,7 @@ branch that the place does not reach), which are computed early, once, and kept 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._sensitivity.rows import ALL_SITES
-from pt2qa._sensitivity.site_groups import SiteGroup
+from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.program import Step
@@ -54,35 +55,22 @@ class _Walk:
         self.reference = simulator.environment(values, False)
         self.known = set(self.program.inputs) | {constant.slot for constant in self.program.constants}
         self.outputs = frozenset(slots_in(self.program.outputs))
-        # Reversed, so that the first step that reads a constant wins.
-        self.first_step = {slot: step.index for step in reversed(self.program.steps) for slot in step.constants}
-        self.step_of = {step.site: step.index for step in self.program.steps if step.site is not None}
 
     def run(self, places: Sequence[SiteGroup], wanted: Collection[int], finish: Finish) -> Any:
         on = {number: None if number == ALL_SITES else frozenset(places[number].sites) for number in wanted}
-        starts: dict[int, list[int]] = {}
+        starts, last = defaultdict[int, list[int]](list), len(self.program.steps)
         for number in sorted(wanted):
-            starts.setdefault(0 if number == ALL_SITES else self._start(places[number]), []).append(number)
+            first = 0 if number == ALL_SITES else next(steps_behind(self.program, places[number]), last)
+            starts[first].append(number)
         with torch.no_grad():
-            for step in self.program.steps:
-                for number in starts.pop(step.index, ()):
-                    finish(number, self._fork(step.index, on[number]))
-                self._value(step.out)
-                for slot in step.releases:
-                    self.reference[slot] = None
-            for numbers in starts.values():
-                for number in numbers:
-                    finish(number, self._fork(len(self.program.steps), on[number]))
+            for index, step in enumerate((*self.program.steps, None)):
+                for number in starts[index]:
+                    finish(number, self._fork(index, on[number]))
+                if step is not None:
+                    self._value(step.out)
+                    for slot in step.releases:
+                        self.reference[slot] = None
         return bind(self.program.outputs, self.reference)
-
-    def _start(self, place: SiteGroup) -> int:
-        """The first step that a place changes."""
-        return min(
-            self.step_of[site]
-            if site in self.step_of
-            else self.first_step.get(self.program.sites[site].source, len(self.program.steps))
-            for site in place.sites
-        )
 
     def _value(self, slot: int) -> Any:
         """A value of the reference; computed now if the walk has not reached it."""

@@ -7,6 +7,7 @@ for all and freed at once, as are the op's graph and the gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -216,20 +217,10 @@ def formula_of(step: Step, env: Values) -> Formula | None:
     return formula if value.is_floating_point() and (formula is not _conv2d or value.dim() == 4) else None
 
 
-_DEFAULTS: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)
-"""Stride, padding, dilation and groups of a convolution."""
-
-
-def _relu(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
-    return _pointwise(_aten.threshold_backward, env[step.reads[0]], (0,), gradients, may_overwrite)
-
-
-def _hardtanh(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
-    limits = (*step.args[1:], *(-1, 1)[len(step.args) - 1 :])
-    return _pointwise(_aten.hardtanh_backward, env[step.reads[0]], limits, gradients, may_overwrite)
-
-
-def _pointwise(kernel: Any, value: Tensor, limits: Any, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
+def _pointwise(
+    kernel: Any, defaults: Sequence[float], step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool
+) -> list[Tensor]:
+    value, limits = env[step.reads[0]], [*step.args[1:], *defaults[len(step.args) - 1 :]]
     if may_overwrite:
         return [kernel(gradient, value, *limits, grad_input=gradient) for gradient in gradients]
     return [kernel(gradient, value, *limits) for gradient in gradients]
@@ -237,7 +228,8 @@ def _pointwise(kernel: Any, value: Tensor, limits: Any, gradients: list[Tensor],
 
 def _conv2d(step: Step, env: Values, gradients: list[Tensor], may_overwrite: bool) -> list[Tensor]:
     shape, weight = env[step.reads[0]].shape, env[step.args[1].number]
-    stride, padding, dilation, groups = (*step.args[3:], *_DEFAULTS[max(0, len(step.args) - 3) :])
+    defaults: tuple[Any, ...] = ([1, 1], [0, 0], [1, 1], 1)
+    stride, padding, dilation, groups = (*step.args[3:], *defaults[max(0, len(step.args) - 3) :])
     largest = max(shape.numel(), gradients[0].numel()) * weight.element_size()
     some = max(1, TOGETHER // largest)
     found: list[Tensor] = []
@@ -253,8 +245,8 @@ def _conv2d(step: Step, env: Values, gradients: list[Tensor], may_overwrite: boo
 
 
 _FORMULAS: dict[Any, Formula] = {
-    _aten.relu.default: _relu,
-    _aten.hardtanh.default: _hardtanh,
+    _aten.relu.default: functools.partial(_pointwise, _aten.threshold_backward, (0,)),
+    _aten.hardtanh.default: functools.partial(_pointwise, _aten.hardtanh_backward, (-1, 1)),
     _aten.conv2d.default: _conv2d,
 }
 

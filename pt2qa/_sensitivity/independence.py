@@ -18,11 +18,11 @@ from torch import Tensor
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import size_hint
+from pt2qa._graph.internals.torch import sizes_of
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.gradients import float_tensors
-from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
-from pt2qa._simulator.batches import as_batch, count_samples, flatten_batch
+from pt2qa._sensitivity.metrics import PostProcess, finished, float_leaves
+from pt2qa._simulator.batches import as_batch, count_samples
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, tensors_equal
 
@@ -102,7 +102,7 @@ def _inputs(pair: QuantizedPair) -> tuple[list[Any], list[Any]]:
     """
     generator = torch.Generator().manual_seed(_SEED)
     if pair.capture is not None:
-        example = flatten_batch(pair.quantized, as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized))
+        example = pair.values(as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized))
     else:
         traced = (node.meta.get(VALUE) for node in pair.quantized.graph.find_nodes(op="placeholder"))
         example = [_bits(value, generator) if isinstance(value, Tensor) else value for value in traced]
@@ -112,8 +112,7 @@ def _inputs(pair: QuantizedPair) -> tuple[list[Any], list[Any]]:
 
 
 def _bits(traced: Tensor, generator: torch.Generator) -> Tensor:
-    shape = [size_hint(size) for size in traced.shape]
-    return torch.randint(0, 2, shape, generator=generator).to(traced.device, traced.dtype)
+    return torch.randint(0, 2, sizes_of(traced), generator=generator).to(traced.device, traced.dtype)
 
 
 def _filled(value: Any, generator: torch.Generator) -> Any:

@@ -36,10 +36,10 @@ from pt2qa._sensitivity.gradients import (
     needing_gradient,
 )
 from pt2qa._sensitivity.independence import in_parts, independence
-from pt2qa._sensitivity.outputs import PostProcess, finished, float_leaves
+from pt2qa._sensitivity.metrics import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
+from pt2qa._sensitivity.precision import left_to_chance, random_signs
 from pt2qa._sensitivity.roundings import Rounding, Variant, changes
-from pt2qa._sensitivity.vectors import left_to_chance, random_signs
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted

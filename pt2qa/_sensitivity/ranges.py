@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._sensitivity.played import with_roundings
+from pt2qa._sensitivity.roundings import with_roundings
 from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Site, Step
@@ -87,7 +87,7 @@ def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted 
         simulator = Simulator(with_roundings(pair.program, nested), fused=simulator.fused)
 
     def visit(step: Step, value: Any, counted: Counted | None) -> None:
-        if step.site is not None and isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+        if step.site is not None:
             _add(found[step.site], sites[step.site], value if counted is None else counted.filled(step.out, value))
 
     for number, (values, counted) in enumerate(batches):
@@ -103,12 +103,13 @@ def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted 
 
 def _look(into: Observed, site: Site, value: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The rounding that changes nothing: adds the ranges of a value in a nested graph."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-        _add(into, site, value)
+    _add(into, site, value)
     return value
 
 
-def _add(into: Observed, site: Site, value: Tensor) -> None:
+def _add(into: Observed, site: Site, value: Any) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return
     axis = into.axis if into.axis is not None else channel_axis(site, value)
     low, high = _range(value, axis)
     if not bool((low.isfinite() & high.isfinite()).all()):

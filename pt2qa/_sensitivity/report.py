@@ -17,15 +17,6 @@ from pt2qa._report.storage import register
 from pt2qa._report.table import without_number
 from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
 
-ADDS_UP: Final = 1.0
-"""dB between predicted and measured SQNR up to which errors are said to add up."""
-
-ROUGHLY: Final = 3.0
-"""dB up to which they are said to add up roughly."""
-
-HALF: Final = 0.5
-"""Share of the noise for which the summary counts sites."""
-
 BARS: Final = 25
 
 
@@ -149,7 +140,7 @@ class SensitivityReport(DataReport):
             return [f"{adds}."]
         # The difference of two infinities is nan: nothing to report.
         gap = 0.0 if measured == predicted else abs(predicted - measured)
-        for limit, how in ((ADDS_UP, "add up"), (ROUGHLY, "add up roughly")):
+        for limit, how in ((1.0, "add up"), (3.0, "add up roughly")):
             if gap <= limit:
                 return [f"{adds}: errors {how}, within {limit:g} dB."]
         how = "cancel or saturate" if predicted < measured else "are worse"
@@ -190,7 +181,7 @@ class SensitivityReport(DataReport):
         yield f"Worst: {worst.name} ({worst.kind}), {shown} when it alone is quantized."
         total, few_rows = 0.0, []
         for row in sorted(self.rows, key=lambda row: -row.noise_share):
-            if not total < HALF or isnan(row.noise_share):
+            if not total < 0.5 or isnan(row.noise_share):
                 break
             total += row.noise_share
             few_rows.append(row)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from pt2qa._sensitivity.ledger import Place
 from pt2qa._simulator.program import Program, Site, Step
 from pt2qa.errors import SelectionError
 
 Group = Literal["region", "module"]
-
-GROUPS = ("region", "module")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +38,9 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
     An activation belongs to the op that produces it, a weight to the op that reads it first, so each site is in one
     group.  A value that is quantized twice with equal parameters is one place: its copies cannot differ.
     """
-    if group not in (None, *GROUPS):
+    if group not in (None, *get_args(Group)):
         raise SelectionError(
-            f"cannot group by {group!r}; expected one of {', '.join(GROUPS)}, or None for single sites."
+            f"cannot group by {group!r}; expected one of {', '.join(get_args(Group))}, or None for single sites."
         )
     single = _single_places(program)
     if group is None:
@@ -122,3 +120,13 @@ def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGr
     return replace(
         merged, name=first.module or "(top level)", op=step.module_type.rpartition(".")[2], handle=-1, region=-1
     )
+
+
+def steps_behind(program: Program, place: SiteGroup) -> Iterator[int]:
+    """The steps that read something that a place changes, in order."""
+    own = (program.sites[site] for site in place.sites)
+    changed = {site.source for site in own if site.source == site.result}  # constants and nested graphs
+    for step in program.steps:
+        if step.site in place.sites or not changed.isdisjoint((*step.reads, *step.constants)):
+            changed.add(step.out)
+            yield step.index

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import calling_convention, pytree
 
 
@@ -29,6 +31,24 @@ def structured(graph_module: GraphModule, outputs: Any) -> Any:
     if spec is not None:
         return pytree.tree_unflatten(leaves, spec)
     return leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether an output of a graph is a tensor, not a number, a size or None."""
+    numbers = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return isinstance(leaf, Node) and not isinstance(leaf.meta.get(VALUE), numbers)
+
+
+def tensor_outputs(graph_module: GraphModule) -> dict[int, str]:
+    """The names of a graph's outputs that are tensors, by their number among all of them."""
+    leaves = pytree.tree_leaves(plain(graph_module.graph.output_node().args[0]))
+    names = enumerate(output_names(graph_module, len(leaves)))
+    return {number: name for number, name in names if is_tensor(leaves[number])}
+
+
+def leaves_of(outputs: Any) -> list[Any]:
+    """The flat outputs of a run, without None, numbers and sizes, which are not compared."""
+    return [leaf for leaf in pytree.tree_leaves(plain(outputs)) if isinstance(leaf, Tensor)]
 
 
 def leaf_names(value: Any) -> list[str]:

@@ -13,7 +13,7 @@ from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
 from pt2qa._ranks import batches_before, everywhere, same_everywhere
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._sensitivity.played import readers_of, with_readers, with_roundings
+from pt2qa._sensitivity.roundings import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of, structured

@@ -14,7 +14,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_faults, added
-from pt2qa._sensitivity.outputs import as_real, is_measured
+from pt2qa._sensitivity.metrics import as_real, is_measured
 from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data

@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import OpOverload, is_mutable, pytree, size_of, sizes_of
+from pt2qa._graph.internals.torch import OpOverload, is_mutable, pytree, size_hint, sizes_of
 
 _ELEMENTWISE: Final = frozenset(
     ("relu", "leaky_relu", "prelu", "abs", "neg", "dropout", "feature_dropout", "clone", "contiguous", "detach", "to")
@@ -186,7 +186,7 @@ class _Walk(_Labels):
     def called(self, node: Node) -> Any:
         value, target = node.meta.get(VALUE), node.target
         if isinstance(value, int | torch.SymInt):
-            return size_of(value)
+            return size_hint(value)
         known = isinstance(target, OpOverload) and target.namespace == "aten"
         writes = isinstance(target, OpOverload) and is_mutable(target)
         found, op = None, "" if node.op == "output" else op_of(target)

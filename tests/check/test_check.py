@@ -15,7 +15,7 @@ from pt2qa._check import analysis
 from pt2qa._check.context import CheckContext
 from pt2qa._check.cpu import cpu_features
 from pt2qa._check.rules import RULES
-from pt2qa._check.rules.modes import train_mode
+from pt2qa._check.rules.capturing import train_mode
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, available
 from tests.flows import residual_pair
 from tests.models import images, residual

@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 import pt2qa
-from pt2qa._check.masks import masks_in
 from pt2qa._check.report import Finding, Findings
+from pt2qa._check.rules.calibration import masks_in
 from pt2qa._check.rules.sites import clamp_cost
 from pt2qa.plugins import available
 from tests.check.plain_quantizer import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pt2qa._conformance.conformance_class import _pytest
+from pt2qa._conformance.conformance import _pytest
 from pt2qa.errors import SelectionError
 from pt2qa.testing import QuantizerConformance
 

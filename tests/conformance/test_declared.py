@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pt2qa._conformance.properties.declared import patterns_of
+from pt2qa._conformance.properties.soundness import patterns_of
 
 
 def torchaos(*patterns: list[Any]) -> SimpleNamespace:

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 import pt2qa
-from pt2qa._conformance.ideal import ALLOWANCE, BIT, IdealSimulator, ideal_rounding, output_sqnr, range_of
+from pt2qa._conformance.properties.converted import (
+    ALLOWANCE,
+    BIT,
+    IdealSimulator,
+    ideal_rounding,
+    output_sqnr,
+    range_of,
+)
 from pt2qa._simulator.program import QuantParams
 
 

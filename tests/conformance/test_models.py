@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pt2qa._conformance.trial import programs_of
+from pt2qa._conformance.trial import captured, exported
 from pt2qa.testing import MODELS, ConformanceModel
 
 SPELLINGS = [(name, spelling) for name, model in MODELS.items() for spelling in model.spellings]
@@ -59,14 +59,13 @@ def test_a_spelling_computes_the_same_with_as_many_ops(name: str, spelling: str)
     with torch.no_grad():
         expected, found = model.build()(*model.batches()[0]), model.build(spelling)(*model.batches()[0])
     torch.testing.assert_close(found, expected)
-    programs = programs_of(model)
-    spelled = programs.exported(strict=False, spelling=spelling)
-    assert len(spelled.capture.names) == len(programs.exported(strict=False).names)
-    assert list(spelled.names.values()) == list(programs.exported(strict=False).names.values())
+    spelled, first = exported(model, False, spelling), exported(model, False)
+    assert len(spelled.capture.names) == len(first.names)
+    assert list(spelled.names.values()) == list(first.names.values())
 
 
 def test_dynamic_batch_takes_any_number_of_samples() -> None:
-    capture = programs_of(MODELS["dynamic_batch"]).captured
+    capture = captured(MODELS["dynamic_batch"])
     capture.check_batch((torch.randn(7, 3, 8, 8),))
 
 
@@ -78,5 +77,5 @@ def test_graphs_with_more_ops_are_named_by_kind_and_ordinal() -> None:
         lambda: (torch.randn(2, 2),),
         {"longer": lambda: nn.Sequential(nn.ReLU(), nn.Tanh(), nn.ReLU())},
     )
-    names = programs_of(model).exported(strict=False, spelling="longer").names.values()
+    names = exported(model, False, "longer").names.values()
     assert [name.name for name in names] == ["input", "0/relu", "1/tanh", "1/relu"]

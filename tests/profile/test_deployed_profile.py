@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pt2qa
 import pt2qa_xnnpack.lowering
-from pt2qa._deployed.lowerable import inputs_for, lowerable
+from pt2qa._deployed.deployment import inputs_for, lowerable
 from pt2qa._profile.analysis import count_at_ends
 from pt2qa._simulator.program import QuantParams
 from pt2qa.report import Profile

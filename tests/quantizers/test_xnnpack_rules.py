@@ -16,7 +16,7 @@ from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
 import pt2qa
-from pt2qa._check.integer_products import integer_products
+from pt2qa._check.products import integer_products
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.plugins import op_type
 from pt2qa.report import Finding

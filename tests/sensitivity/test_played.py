@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 
-from pt2qa._sensitivity.played import INTEGERS, fitted, fitted_by_channel, fitted_weight
-from pt2qa._sensitivity.roundings import clamping, rounding
+from pt2qa._sensitivity.roundings import INTEGERS, clamping, fitted, fitted_by_channel, fitted_weight, rounding
 from pt2qa._simulator.program import QuantParams
 
 VALUES = torch.tensor([[0.5, 2.0, 1.0], [-2.0, -0.5, -1.0], [-1.0, 0.3, 0.7], [0.0, 0.0, 0.0]])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from pt2qa._sensitivity.vectors import left_to_chance, random_signs
+from pt2qa._sensitivity.precision import left_to_chance, random_signs
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])

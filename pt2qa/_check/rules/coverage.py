@@ -133,11 +133,10 @@ def _reason(product: Product, products: Collection[Product], caller: str) -> tup
     if not taken:
         return f"no {f'{op} {by}'.rstrip()} is quantized", ""
     if any(len(source.users) > 1 for source in product.node.all_input_nodes if source.op == "get_attr"):
-        return f"{taken} of {len(alike)} {op} are quantized, but not all that share a weight", _FIX_SHARED
+        return f"{taken} of {len(alike)} {op} are quantized, but not all that share a weight", (
+            "give each call weights of its own (copy.deepcopy of the module), or expect its time in float"
+        )
     return f"{taken} of {len(alike)} {op} are quantized, but not {f'one {by}' if by else 'this one'}", ""
-
-
-_FIX_SHARED = "give each call weights of its own (copy.deepcopy of the module), or expect its time in float"
 
 
 def _missed(context: CheckContext) -> frozenset[str]:

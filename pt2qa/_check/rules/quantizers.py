@@ -110,7 +110,7 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
     require(filters, "to quantizers without filters by name or type")
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     for one in filters:
-        if not any(_MATCHES[one.kind](one.key, node) for node in nodes):
+        if not any(_KINDS[one.kind][1](one.key, node) for node in nodes):
             why = f"{one.attribute} has {_text(one.key)}, which matches no op of the graph"
             if one.kind == "module_name":
                 yield Found("", why + _near(one.key, nodes))
@@ -126,7 +126,7 @@ def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
     for attribute, value in vars(quantizer).items():
         kind = _SETTING.fullmatch(attribute)
         if kind and isinstance(value, Mapping):
-            yield from (Filter(attribute, kind[1], key) for key in value if isinstance(key, _KEYS[kind[1]]))
+            yield from (Filter(attribute, kind[1], key) for key in value if isinstance(key, _KINDS[kind[1]][0]))
         inner = value if isinstance(value, list | tuple) else (value,)
         for other in inner:
             if isinstance(other, Quantizer) and id(other) not in seen:
@@ -157,16 +157,12 @@ def _in_module_type(cls: type, node: Node) -> bool:
     return any(kind is cls or kind == wanted for kind in kinds)
 
 
-def _is_op(op: Any, node: Node) -> bool:
-    return node.target is op or getattr(node.target, "overloadpacket", None) is op
-
-
-_MATCHES: Mapping[str, Callable[[Any, Node], bool]] = {
-    "module_name": lambda path, node: path in called_modules(node),
-    "module_type": _in_module_type,
-    "operator_type": _is_op,
+_KINDS: Mapping[str, tuple[Any, Callable[[Any, Node], bool]]] = {
+    "module_name": (str, lambda path, node: path in called_modules(node)),
+    "module_type": (type, _in_module_type),
+    "operator_type": (Callable, lambda op, node: op in (node.target, getattr(node.target, "overloadpacket", None))),
 }
-_KEYS: Mapping[str, type] = {"module_name": str, "module_type": type, "operator_type": Callable}  # type: ignore[dict-item]
+"""By what a setting goes: of what class its keys are, and whether one matches an op."""
 
 
 @rule(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,10 +159,12 @@ def residual_add(context: CheckContext) -> Iterator[Found]:
         rounded = [spec for spec in specs.values() if spec is not None]
         unrounded = [operand for operand in operands if specs[operand.name] is None]
         in_float = [operand.name for operand in unrounded if not _is_fused(annotations, operand, node)]
+        attributes = dict.fromkeys(name for other in rounded[1:] for name in differing(rounded[0], other))
+        apart = [name for name in attributes if name not in ("scale", "zero_point")]
         if rounded and in_float:
             yield Found(node.name, f"{', '.join(in_float)} is not rounded, but the other operand is")
-        elif attributes := _differing_operands(rounded):
-            yield Found(node.name, f"its operands differ in {' and '.join(attributes)}")
+        elif apart:
+            yield Found(node.name, f"its operands differ in {' and '.join(apart)}")
 
 
 def _is_fused(annotations: Annotations, operand: GraphNode, node: GraphNode) -> bool:
@@ -174,12 +175,6 @@ def _is_fused(annotations: Annotations, operand: GraphNode, node: GraphNode) -> 
         # QAT keeps the batch norm between the two, and annotates the ops around it.
         return _is_fused(annotations, annotations.graph.nodes[next(iter(operand.inputs))], operand)
     return operand.name in annotations.ops
-
-
-def _differing_operands(specs: list[Any]) -> tuple[str, ...]:
-    """In what any of the specs differs from the first, scales aside."""
-    names = dict.fromkeys(name for other in specs[1:] for name in differing(specs[0], other))
-    return tuple(name for name in names if name not in ("scale", "zero_point"))
 
 
 @rule(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pt2qa._check.context import CheckContext, require
-from pt2qa._check.integer_products import FEW_CHANNELS, IntegerProduct
+from pt2qa._check.products import FEW_CHANNELS, IntegerProduct
 from pt2qa._decibels import LOW_SQNR
 from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pt2qa._conformance.properties.converted import calibrated, convert, edits, pairing, prepare, simulator, sqnr
-from pt2qa._conformance.properties.declared import declared
 from pt2qa._conformance.properties.invariance import order, re_export, reuse, saved, spelling, strict
 from pt2qa._conformance.properties.property import Property
-from pt2qa._conformance.properties.soundness import backend_spec, float_tensors, shared_specs
+from pt2qa._conformance.properties.soundness import backend_spec, declared, float_tensors, shared_specs
 
 PROPERTIES: dict[str, Property] = {
     each.name: each

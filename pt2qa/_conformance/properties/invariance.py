@@ -17,7 +17,7 @@ from pt2qa._conformance.properties.property import (
     passed,
     skipped,
 )
-from pt2qa._conformance.trial import Annotated, Failure, Trial
+from pt2qa._conformance.trial import Annotated, Failure, Trial, exported, re_exported, saved_and_loaded
 from pt2qa.plugins import resolve
 
 LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")
@@ -31,7 +31,7 @@ def spelling(trial: Trial) -> Outcome:
     mode, layout = _exported(trial)
     faults, annotated = [], len(layout)
     for name in model.spellings:
-        after = trial.annotate(trial.programs.exported(strict=mode, spelling=name))
+        after = trial.annotate(exported(model, mode, name))
         annotated += len(after.layout) if isinstance(after, Annotated) else 0
         if found := _difference(layout, after):
             faults.append(f"{name}: {found}")
@@ -57,13 +57,13 @@ def strict(trial: Trial) -> Outcome:
 @holds("an exported graph that is exported again is annotated alike")
 def re_export(trial: Trial) -> Outcome:
     mode, layout = _exported(trial)
-    return _same(layout, trial.annotate(trial.programs.re_exported(strict=mode)), "after another export, ")
+    return _same(layout, trial.annotate(re_exported(trial.model, mode)), "after another export, ")
 
 
 @holds("a program that was saved and loaded is annotated alike")
 def saved(trial: Trial) -> Outcome:
     mode, layout = _exported(trial)
-    return _same(layout, trial.annotate(trial.programs.saved(strict=mode)), "after save and load, ")
+    return _same(layout, trial.annotate(saved_and_loaded(trial.model, mode)), "after save and load, ")
 
 
 @holds("the order of a quantizer's annotators does not matter")

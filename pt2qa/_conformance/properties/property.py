@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pt2qa._conformance.rows import Verdict
+from pt2qa._conformance.report import Verdict
 from pt2qa._conformance.trial import Annotated, Failure, Trial
 from pt2qa.plugins import DoesNotApplyError
 

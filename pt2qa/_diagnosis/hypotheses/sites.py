@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2qa._check.masks import is_mask
+from pt2qa._check.rules.calibration import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis, weight_axis
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.played import EPSILON, INTEGERS, fitted, fitted_weight
 from pt2qa._sensitivity.ranges import Observed, use_of
-from pt2qa._sensitivity.roundings import Rounding, rounding
+from pt2qa._sensitivity.roundings import EPSILON, INTEGERS, Rounding, fitted, fitted_weight, rounding
 from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment, with_params

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pt2qa._deployed.lowerable import leaves_of
 from pt2qa._deployed.stages import Stages
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
@@ -18,6 +17,7 @@ from pt2qa._diagnosis.worth import error
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._report.formats import decibel, number
+from pt2qa._simulator.outputs import leaves_of
 from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment
 

@@ -13,8 +13,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
 from pt2qa._diagnosis.hypotheses.sites import has_unused_levels
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.played import fitted_weight
-from pt2qa._sensitivity.roundings import rounding
+from pt2qa._sensitivity.roundings import fitted_weight, rounding
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment
 from pt2qa._weights.sums import weight_sums

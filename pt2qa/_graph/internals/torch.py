@@ -30,7 +30,6 @@ __all__ = [
     "HigherOrderOperator",  # the type of torch.ops.higher_order.cond
     "FakeTensor",  # the type of traced values
     "dynamic_dimensions",
-    "size_of",
     "sizes_of",
     "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
     "BatchNorm",  # the classes that all modules of a kind derive from
@@ -130,15 +129,9 @@ def size_expression(size: torch.SymInt) -> Any:
     return size.node.expr
 
 
-def size_of(size: int | torch.SymInt) -> int:
-    """A traced size: of a dynamic one, that of the example inputs; 1 if it depends on their values."""
-    found = size if isinstance(size, int) else size.node.hint
-    return 1 if found is None else int(found)
-
-
 def sizes_of(value: Tensor) -> list[int]:
-    """The shape of a traced value, dynamic sizes as in :func:`size_of`."""
-    return [size_of(size) for size in value.shape]
+    """The shape of a traced value, dynamic sizes as in :func:`size_hint`."""
+    return [size_hint(size) for size in value.shape]
 
 
 def dynamic_dimensions(values: Sequence[Any]) -> tuple[Any, ...]:
