@@ -57,8 +57,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._weights.rows import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport
     from ._bad_cases.report import BadCases as BadCases
-    from ._sensitivity.report import SensitivityReport as SensitivityReport
-    from ._sensitivity.rows import SensitivityRow as SensitivityRow
+    from ._sensitivity.report import SensitivityReport as SensitivityReport, SensitivityRow as SensitivityRow
     from ._reconfigure.report import Reconfiguration as Reconfiguration
     from ._check.report import Finding as Finding, Findings as Findings
     from ._profile.report import Profile as Profile

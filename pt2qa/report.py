@@ -36,8 +36,7 @@ from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import read, register, save
-from pt2qa._sensitivity.report import SensitivityReport
-from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa._sensitivity.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow
 from pt2qa._two_graphs.report import GraphReport
 from pt2qa._weights.report import WeightReport
 from pt2qa._weights.rows import UNQUANTIZED, WeightRow

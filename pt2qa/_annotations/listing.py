@@ -21,7 +21,7 @@ from pt2qa._annotations.values import (
 )
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import OpName, handle_of, walk
+from pt2qa._graph.handles import OpName, name_of, walk
 from pt2qa._graph.internals.nodes import clean_path, module_stack
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.prose import few
@@ -187,14 +187,14 @@ def _module_calls(
     types: dict[str, str] = {}
     ops: dict[str, list[str]] = defaultdict(list)
     for placed in walk(graph):
-        handle = handle_of(placed.node)
-        if placed.node.op != "call_function" or handle is None or handle not in names:
+        name = name_of(placed.node, names)
+        if placed.node.op != "call_function" or name is None:
             continue
         for key, (raw_path, kind) in module_stack(placed.node).items():
             path = clean_path(raw_path)
             calls[path].add(str(key))
             types[path] = str(getattr(kind, "__qualname__", kind)).rpartition(".")[2]
-            ops[path].append(names[handle].name)
+            ops[path].append(name)
 
     def counted(path: str, among: Collection[str]) -> int:
         return sum(name in among for name in ops[path])
@@ -212,19 +212,13 @@ def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Colle
     state = graph.state_dict(keep_vars=True)
     # A module with two paths is called by one of them.
     theirs = {id(tensor) for name, tensor in state.items() if name.rpartition(".")[0] in called}
-    tensors: dict[str, list[str]] = defaultdict(list)
-    for name, tensor in state.items():
-        path = name.rpartition(".")[0]
-        if path and path not in called and id(tensor) not in theirs:
-            tensors[path].append(name)
+    others = (name.rpartition(".")[0] for name, tensor in state.items() if id(tensor) not in theirs)
+    paths = dict.fromkeys(path for path in others if path and path not in called)
     readers: dict[str, list[str]] = defaultdict(list)
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            handles = [handle_of(user) for user in node.users]
-            readers[str(node.target).rpartition(".")[0]] += [
-                names[h].name for h in handles if h is not None and h in names
-            ]
-    read_by = {path: few(list(dict.fromkeys(readers[path]))) for path in tensors}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        named = [name_of(user, names) for user in node.users]
+        readers[str(node.target).rpartition(".")[0]] += [name for name in named if name is not None]
+    read_by = {path: few(list(dict.fromkeys(readers[path]))) for path in paths}
     told = {
         path: f"its parameters are read by {by}" if by else "nothing reads its parameters"
         for path, by in read_by.items()

@@ -24,14 +24,6 @@ def blank(value: float) -> str:
     return "" if isnan(value) else number(value)
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else ""
-
-
-def _known(count: int) -> str:
-    return str(count) if count >= 0 else "unknown"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AnnotationRow(Row):
     """A place where an op produces or reads a value.
@@ -85,7 +77,7 @@ class AnnotationRow(Row):
     scale: Annotated[float, column(show=blank, importance=4, optional=True)]
     zero_point: Annotated[float, column("zero\npoint", show=blank, importance=2, optional=True)]
     shares: str
-    annotated: Annotated[bool, column(show=_yes, importance=5, optional=True)]
+    annotated: Annotated[bool, column(show=lambda annotated: "yes" if annotated else "", importance=5, optional=True)]
     quantized: bool
     site: Annotated[int, column(extended=True)]
     note: Annotated[str, column(extended=True)]
@@ -159,7 +151,7 @@ class AnnotationCoverage:
 
     op: Annotated[str, column(key=True, importance=0, shrinks_to=24)]
     total: Annotated[int, column("ops", importance=0)]
-    annotated: Annotated[int, column(show=_known, importance=1)]
+    annotated: Annotated[int, column(show=lambda count: str(count) if count >= 0 else "unknown", importance=1)]
     quantized: Annotated[int, column("read rounded\nvalues", importance=2)]
     floating: Annotated[int, column("all\nfloat", importance=0)]
 

@@ -1,9 +1,12 @@
-"""``pt2qa.check``: runs the rules on whatever is known about a model."""
+"""``pt2qa.check``: runs the rules on whatever is known about a model and about the CPU that it will run on."""
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,10 +15,10 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.exporting import refuse_quantized
 from pt2qa._capture.program import Capture
 from pt2qa._check.context import CheckContext, UnavailableError, kind_of
-from pt2qa._check.cpu import cpu_features
 from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
+from pt2qa._graph.internals.torch import instructions_found
 from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._near_names import question
 from pt2qa._quantize.pairing import fingerprint
@@ -26,7 +29,10 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
-from pt2qa.plugins import DoesNotApplyError, Found, Rule, describe, rules_of
+from pt2qa.plugins import DoesNotApplyError, Rule, describe, rules_of
+
+_NAMED = {"vnni": frozenset({"avx512_vnni"}), "no-vnni": frozenset({"avx2"})}
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @torch_defaults
@@ -148,9 +154,7 @@ def check(
         rules=tuple(outcomes),
         checked=_checked(context, every, outcomes),
         notes=(*(subject.notes if kind == "pair" else ()), *_unmatched(quiet, outcomes), *unread),
-        quantizer=_quantizer(context),
-        model=_model_name(context),
-        environment=_environment(context),
+        **_about(context),
         batches=health.batches,
         samples=health.samples,
         set_apart=health.set_apart,
@@ -211,23 +215,14 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
         return [], RuleOutcome(rule.id, rule.title, "failed", 0, 0, " ".join(text.split()))
     # nan, which orders nothing, is unequal to itself.
     found.sort(key=lambda one: -one.value if one.value == one.value else 0.0)
-    rows = [_finding(rule, one, context) for one in found]
+    rows = []
+    for one in found:
+        about = one.name, one.source or context.source_of(one.name), one.why, one.fix or rule.fix, one.value
+        rows.append(Finding(rule.id, one.severity or rule.severity, *about))
     patterns = [pattern for silenced, pattern in quiet if silenced == rule.id]
     shown = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in patterns)]
     outcome = RuleOutcome(rule.id, rule.title, "found" if rows else "clear", len(shown), len(rows) - len(shown), "")
     return shown, outcome
-
-
-def _finding(rule: Rule, found: Found, context: CheckContext) -> Finding:
-    return Finding(
-        rule=rule.id,
-        severity=rule.severity if found.severity is None else found.severity,
-        name=found.name,
-        source=found.source or context.source_of(found.name),
-        why=found.why,
-        fix=found.fix or rule.fix,
-        value=found.value,
-    )
 
 
 def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
@@ -236,21 +231,52 @@ def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterabl
     return tuple(dict.fromkeys((context.given, *(need for needs in ran for need in needs))))
 
 
-def _quantizer(context: CheckContext) -> str:
-    if context.given == "pair" and context.quantizer is None:
-        return context.pair.quantizer
-    plugin = context.known("plugin")
-    return describe(plugin) if plugin is not None else "" if context.quantizer is None else str(context.quantizer)
+def _about(context: CheckContext) -> dict[str, Any]:
+    """What the report says of quantizer, model and environment."""
+    given, value, plugin = context.given, context.value, context.known("plugin")
+    said = describe(plugin) if plugin is not None else "" if context.quantizer is None else str(context.quantizer)
+    if given == "pair":
+        environment, said = value.environment, value.quantizer if context.quantizer is None else said
+    else:
+        graph = context.known("graph")
+        environment = Environment.here("" if graph is None else fingerprint(graph))
+    kind = type(value).__name__ if given == "model" else f"the {given}"
+    name = str(value.model) if given in ("pair", "capture") else kind
+    return {"quantizer": said, "model": name, "environment": environment}
 
 
-def _model_name(context: CheckContext) -> str:
-    if context.given in ("pair", "capture"):
-        return str(context.value.model)
-    return type(context.value).__name__ if context.given == "model" else f"the {context.given}"
+def cpu_features(cpu: str | Collection[str] | None) -> frozenset[str]:
+    """The features of a CPU, as Linux names them.
+
+    Args:
+        cpu: the features; or ``"vnni"`` or ``"no-vnni"``; None: this machine's.
+
+    Raises:
+        SelectionError: it is neither a collection of names nor one of the two words.
+
+    >>> sorted(cpu_features("vnni"))
+    ['avx512_vnni']
+    """
+    if cpu is None:
+        return _of_this_machine()
+    if isinstance(cpu, str):
+        if cpu not in _NAMED:
+            raise SelectionError(
+                f"cpu: got {cpu!r}, expected 'vnni', 'no-vnni', or the features as a set: {{'avx2', 'avx512_vnni'}}"
+            )
+        return _NAMED[cpu]
+    names = frozenset(str(name).lower() for name in cpu)
+    if wrong := sorted(name for name in names if not re.fullmatch(r"[a-z0-9_.]+", name)):
+        raise SelectionError(
+            f"cpu: {wrong[0]!r} is not the name of a CPU feature; expected names such as 'avx512_vnni'"
+        )
+    return names
 
 
-def _environment(context: CheckContext) -> Environment:
-    if context.given == "pair":
-        return context.pair.environment
-    graph = context.known("graph")
-    return Environment.here("" if graph is None else fingerprint(graph))
+def _of_this_machine() -> frozenset[str]:
+    """What the kernel lists; if it lists nothing, what torch detects."""
+    lines = _CPUINFO.read_text(errors="replace").splitlines() if _CPUINFO.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    if flags:
+        return frozenset(flags.partition(":")[2].lower().split())
+    return frozenset({platform.machine().lower(), *(name for name, there in instructions_found().items() if there)})

@@ -20,7 +20,7 @@ from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.products import IntegerProduct, Product, integer_products, products_of
 from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
 from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, source_line
+from pt2qa._graph.handles import OpName, assign_handles, name_of, names_of, source_line
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
@@ -145,9 +145,8 @@ class CheckContext:
         """The ops and inputs of the float graph by name, in graph order."""
         found: dict[str, Node] = {}
         for node in self.graph.graph.nodes:
-            handle = handle_of(node)
-            if handle is not None and handle in self.names:
-                found.setdefault(self.names[handle].name, node)
+            if name := name_of(node, self.names):
+                found.setdefault(name, node)
         return found
 
     @functools.cached_property
@@ -209,7 +208,7 @@ class CheckContext:
     @functools.cached_property
     def changes(self) -> tuple[Change, ...]:
         """What ``pt2qa.capture`` changed, or would have changed in the program that was given."""
-        return self.rewritten.every_change if self.is_exported else self.capture.changes
+        return tuple(itertools.chain(*self.rewritten.changes.values())) if self.is_exported else self.capture.changes
 
     @functools.cached_property
     def normalised(self) -> Annotations:
@@ -298,10 +297,7 @@ class CheckContext:
 
     def name_of(self, node: Node) -> str:
         """What to call a node: the op's name, an input's, or the qualified name of an attribute."""
-        handle = handle_of(node)
-        if handle is not None and handle in self.names:
-            return self.names[handle].name
-        return str(node.target if node.op == "get_attr" else node)
+        return name_of(node, self.names) or str(node.target if node.op == "get_attr" else node)
 
     def source_of(self, name: str) -> str:
         """The user's line that made an op, ``net.py:12``; empty if unknown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.handles import OpName, handle_of, op_of, walk
+from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
 from pt2qa._quantize.pairing import QuantizedPair
@@ -20,8 +20,9 @@ from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.products import PRODUCTS, WEIGHTED, Read, State, reads_of, state_of
 from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
 from pt2qa._weights.sums import SumsOfWeights
+from pt2qa.overrides import points
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.points import Derives, Point, is_quantized
+from pt2qa.overrides.points import Point
 from pt2qa.overrides.sharing import COMPARED, root_of
 
 
@@ -54,36 +55,25 @@ def products_of(
 
     What is rounded follows from the annotations or, in a converted graph, from its sites.
     """
-    states = states_of(annotations) if converted is None and annotations is not None else {}
     if converted is not None:
-        states |= {
-            step.name: state_of(step.op, reads)
-            for step, reads in reads_of(converted, nested=True)
-            if step.op in PRODUCTS
-        }
+        read = [(step.name, step.op, reads) for step, reads in reads_of(converted, nested=True)]
+    else:
+        read = [] if annotations is None else list(_annotated_reads(annotations))
+    states = {name: state_of(op, reads) for name, op, reads in read if op in PRODUCTS}
     annotated = None if annotations is None else annotations.ops.keys()
     found: list[tuple[str, Node, int, str]] = []
     for placed in walk(graph):
-        node, handle = placed.node, handle_of(placed.node)
-        if node.op != "call_function" or handle is None or handle not in names or op_of(node.target) not in PRODUCTS:
-            continue
-        owner = handle_of(placed.owner) if placed.owner is not None else None
-        inside = names[owner].name if owner is not None and owner in names else ""
-        found.append((names[handle].name, node, multiply_adds(node), inside))
+        node, name = placed.node, name_of(placed.node, names)
+        if node.op == "call_function" and name is not None and op_of(node.target) in PRODUCTS:
+            inside = "" if placed.owner is None else name_of(placed.owner, names) or ""
+            found.append((name, node, multiply_adds(node), inside))
     total = sum(macs for _, _, macs, _ in found) or 1
-    return tuple(
-        Product(
-            name=name,
-            op=op_of(node.target),
-            node=node,
-            macs=macs,
-            share=macs / total,
-            owner=owner,
-            annotated=None if annotated is None else name in annotated,
-            state=_if_annotated(states.get(name, "float"), node, annotated is None or name in annotated),
-        )
-        for name, node, macs, owner in found
-    )
+    products = []
+    for name, node, macs, owner in found:
+        known = None if annotated is None else name in annotated
+        state = _if_annotated(states.get(name, "float"), node, known is not False)
+        products.append(Product(name, op_of(node.target), node, macs, macs / total, owner, known, state))
+    return tuple(products)
 
 
 def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
@@ -122,29 +112,21 @@ def _sized(value: Any) -> Any:
     return size_hint(value) if isinstance(value, torch.SymInt) else value
 
 
-def states_of(annotations: Annotations) -> dict[str, State]:
-    """Which operands of each product are rounded, by name, as a quantizer annotated them."""
+def _annotated_reads(annotations: Annotations) -> Iterator[tuple[str, str, tuple[Read, ...]]]:
+    """Name and type of each op with what it reads, rounded as a quantizer annotated it."""
     nodes = annotations.graph.nodes
-    return {
-        node.name: state_of(
-            node.op,
-            [
-                Read(position, nodes[source].constant, spec_read(annotations, source, node.key) is not None)
-                for source, position in node.inputs.items()
-            ],
-        )
-        for node in nodes.values()
-        if node.op in PRODUCTS
-    }
+    for node in nodes.values():
+        specs = {source: spec_read(annotations, source, node.key) for source in node.inputs}
+        reads = [Read(at, nodes[source].constant, specs[source] is not None) for source, at in node.inputs.items()]
+        yield node.name, node.op, tuple(reads)
 
 
 def own_spec(annotations: Annotations, point: Point) -> Any | None:
     """The spec that a point resolves to; None if it has none, leads nowhere, or rounds nothing."""
     root = root_of(annotations.specs, point)
-    if root is None or not is_quantized(annotations.specs[root], annotations.graph.nodes[point[0]]):
+    if root is None or not points.is_quantized(annotations.specs[root], annotations.graph.nodes[point[0]]):
         return None
-    spec = annotations.specs[root]
-    return spec.spec if isinstance(spec, Derives) else spec
+    return points.own_spec(annotations.specs[root])
 
 
 def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:

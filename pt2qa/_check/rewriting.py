@@ -37,10 +37,6 @@ class Rewritten:
     names: Mapping[int, OpName]
     changes: Mapping[Pass, tuple[Change, ...]] = field(repr=False)
 
-    @property
-    def every_change(self) -> tuple[Change, ...]:
-        return tuple(change for changes in self.changes.values() for change in changes)
-
     def module(self) -> GraphModule:
         """The graph to annotate, without torch's guards."""
         return self.program.module(check_guards=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -214,15 +215,11 @@ class QuantizerConformance:
             pytest.skip(f"{outcome.verdict}: {outcome.why}")
 
     @classmethod
+    @functools.cache
     def _run(cls) -> ConformanceRun:
         """The run whose graphs the tests of this class share."""
-        found: ConformanceRun | None = cls.__dict__.get("_shared_run")
-        if found is None:
-            tested = QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat, cls.spec)
-            found = cls._shared_run = ConformanceRun(tested, chosen("model", cls.models, MODELS))
-        return found
-
-    _shared_run: ClassVar[ConformanceRun | None] = None
+        tested = QuantizerUnderTest(lambda: cls().make_quantizer(), cls.qat, cls.spec)
+        return ConformanceRun(tested, chosen("model", cls.models, MODELS))
 
 
 def _check_expected(

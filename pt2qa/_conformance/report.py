@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.columns import column, derived, shown_columns
-from pt2qa._report.prose import counted, sections, wrap
+from pt2qa._report.prose import counted, listed, sections
 from pt2qa._report.storage import register
 from pt2qa._report.table import draw
 
@@ -58,7 +58,6 @@ class ModelCoverage:
 
 
 _WORST_FIRST: Final = ("failed", "passed", "does not apply", "skipped")
-_COUNTED: Final = ("passed", "failed", "does not apply", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class ConformanceReport(ModelReport):
         rows = {name: [row for row in self.rows if row.property == name] for name in names}
         outcomes = {name: Counter(row.outcome for row in rows[name]) for name in names}
         ordered = sorted(names) if sort == "name" else list(names)
-        counts = [_Count(name, *(outcomes[name][outcome] for outcome in _COUNTED)) for name in ordered]
+        counts = [_Count(name, *(outcomes[name][outcome] for outcome in get_args(Verdict))) for name in ordered]
         drawn, _ = draw(shown_columns(_Count), counts, width)
         return sections([drawn, *(_failures(name, rows[name], limit, width) for name in ordered)])
 
@@ -177,14 +176,9 @@ def _of(ran: int, known: int) -> str:
 
 def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:
     """The failures of one property; models that fail alike are grouped.  Empty without any."""
-    rows = [row for row in rows if row.outcome == "failed"]
-    if not rows:
-        return ""
-    lines = [wrap(f"FAILED {name} ({len(rows)}):", width)]
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        groups.setdefault(row.why, []).append(row.model)
-    for why, models in list(groups.items())[:limit]:
-        lines.append(wrap(f"  {', '.join(models)}: {why}", width, indent="    "))
-    left = 0 if limit is None else max(0, len(groups) - limit)
-    return "\n".join([*lines, *([f"  and {left} more"] if left else [])])
+        if row.outcome == "failed":
+            groups[row.why].append(row.model)
+    entries = [f"{', '.join(models)}: {why}" for why, models in groups.items()]
+    return listed(f"FAILED {name} ({sum(map(len, groups.values()))})", entries, width, limit)

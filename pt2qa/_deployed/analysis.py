@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +98,10 @@ def compare_deployed(
     report = comparison.report(notes)
     if chosen is None:
         report = replace(report, facts=(*report.facts, *_read(pair, runs)))
-    return replace(report, notes=(*report.notes, *reasons_for(pair, chosen, {row.name for row in report.suspects})))
+    names = {row.name for row in report.suspects}
+    # Notes are of what is by design, which the causes say where it is so.
+    told = _found(pair, chosen, lambda each: each.name in names and each.severity != "note") if names else []
+    return replace(report, notes=(*report.notes, *told))
 
 
 def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
@@ -125,35 +128,24 @@ def _path(deployed: Any) -> Path:
     return Path(deployed)
 
 
-OF_ALL_KERNELS = ("bias-overflow",)
-"""Rules of no plug-in that are about kernels."""
-
-
 @contextmanager
 def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
     """Adds to a failure of the backend what the check finds in the model."""
     try:
         yield
     except DeploymentError as error:
-        reasons = [about(each) for each in _findings(pair, backend) if each.severity == "error"]
+        reasons = _found(pair, backend, lambda each: each.severity == "error")
         if not reasons:
             raise
         raise DeploymentError(f"{error}\nThe check finds in this model: {'; '.join(reasons)}") from error
 
 
-def reasons_for(pair: QuantizedPair, backend: Backend | None, names: Collection[str]) -> list[str]:
-    """What the check finds at suspects; notes are of what is by design, which the causes say where it is so."""
-    found = _findings(pair, backend) if names else ()
-    return [about(each) for each in found if each.name in names and each.severity != "note"]
-
-
-def about(finding: Finding) -> str:
-    return f"{finding.name}: {finding.why} ({finding.rule})"
-
-
-def _findings(pair: QuantizedPair, backend: Backend | None) -> tuple[Finding, ...]:
+def _found(pair: QuantizedPair, backend: Backend | None, counts: Callable[[Finding], bool]) -> list[str]:
+    """What the check finds in a model by the rules about a backend's kernels."""
     plugins = (each for each in available().values() if backend is not None and type(backend_of(each)) is type(backend))
     if (plugin := next(plugins, None)) is None:
-        return ()
-    rules = [rule.id for rule in rules_of(plugin)]
-    return check(pair, quantizer=plugin, rules=[*rules, *OF_ALL_KERNELS], progress=False).rows
+        return []
+    # A rule of no plug-in that is about kernels, too.
+    rules = [*(rule.id for rule in rules_of(plugin)), "bias-overflow"]
+    found = check(pair, quantizer=plugin, rules=rules, progress=False).rows
+    return [f"{each.name}: {each.why} ({each.rule})" for each in found if counts(each)]

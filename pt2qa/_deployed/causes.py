@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from math import isfinite
-from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from pt2qa._decibels import agreement
 from pt2qa._deployed.rows import FLOAT_MATCH_DB, LSB
-from pt2qa._graph.handles import op_of
+from pt2qa._graph.handles import attribute_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES
 from pt2qa._simulator import quant_ops
@@ -37,47 +36,49 @@ class Region:
 
     Attributes:
         root: the graph.
+        last: the node that was observed.
         given: by node, the deployed value.
-        nodes: in graph order; the last one was observed.
-        deployed: its deployed value.
+        deployed: the deployed value of the last node.
         name_of: what a report calls a node.
     """
 
     root: GraphModule
+    last: Node
     given: Mapping[Node, Any]
-    nodes: tuple[Node, ...]
     deployed: Tensor
     name_of: Callable[[Node], str]
 
-    @classmethod
-    def of(
-        cls, root: GraphModule, last: Node, known: Mapping[Node, Any], deployed: Tensor, name_of: Callable[[Node], str]
-    ) -> Region:
-        needed, ahead = {last}, list(last.all_input_nodes)
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """In graph order, with the last one."""
+        needed, ahead = {self.last}, list(self.last.all_input_nodes)
         while ahead:
             node = ahead.pop()
-            if node not in needed and node not in known:
+            if node not in needed and node not in self.given:
                 needed.add(node)
                 ahead += node.all_input_nodes
-        return cls(root, known, tuple(node for node in root.graph.nodes if node in needed), deployed, name_of)
+        return tuple(node for node in self.root.graph.nodes if node in needed)
 
     def run(self, instead: Instead | None = None) -> Any:
         values = dict(self.given)
         for node in self.nodes:
             if node.op == "get_attr":
-                values[node] = attrgetter(str(node.target))(self.root)
+                values[node] = self.constant(node)
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
                 function: Any = (instead or {}).get(node, node.target)
                 values[node] = function(*args, **kwargs)
-        return values[self.nodes[-1]]
+        return values[self.last]
+
+    def constant(self, node: Node) -> Any:
+        """The value of a constant; None for what is computed."""
+        return attribute_of(self.root, node) if node.op == "get_attr" else None
 
     def real(self, value: Tensor) -> Tensor:
         """A value of the last node, dequantized if it is integers."""
-        last = self.nodes[-1]
-        if not quant_ops.is_static_per_tensor(last):
+        if not quant_ops.is_static_per_tensor(self.last):
             return value.double()
-        scale, zero_point = (float(number) for number in last.args[1:3])  # type: ignore[arg-type]
+        scale, zero_point = (float(number) for number in self.last.args[1:3])  # type: ignore[arg-type]
         return (value.double() - zero_point) * scale
 
     def gives(self, value: Tensor) -> bool:
@@ -158,7 +159,7 @@ def beyond_32_bits(region: Region) -> Supposed:
     """A bias whose integers do not fit into 32 bits, and that comes out as the lowest one or wraps around."""
     for node, bias in _biased(region):
         scale = _bias_scale(region, node)
-        value = attrgetter(str(bias.target))(region.root) if bias.op == "get_attr" else None
+        value = region.constant(bias)
         if scale is None or value is None:
             continue
         steps = (value.double() / scale).round()
@@ -180,11 +181,9 @@ def _bias_scale(region: Region, node: Node) -> Tensor | None:
     for source in node.args[:2]:
         if not isinstance(source, Node) or not quant_ops.is_dequantize(source):
             return None
-        scale = source.args[1]
-        if isinstance(scale, Node):
-            if scale.op != "get_attr":
-                return None
-            scale = attrgetter(str(scale.target))(region.root)
+        scale = quant_ops.read_params(source, region.constant).scale
+        if scale is None:
+            return None
         found = found * torch.as_tensor(scale, dtype=torch.float64)
     return found
 
@@ -327,7 +326,7 @@ def _padded(
 
 def other_layout(region: Region) -> Supposed:
     """An image that is returned with its channels last where they should be first, or the other way round."""
-    last: Any = region.nodes[-1]
+    last: Any = region.last
     if region.deployed.dim() == 4:
 
         def turned(*args: Any, **kwargs: Any) -> Any:

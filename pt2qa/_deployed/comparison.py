@@ -214,7 +214,7 @@ class Comparison:
         known |= {place[index]: value for index, value in seen.items() if self.sums[index].count}
         for index, deployed in seen.items():
             if index not in self.causes and self._row(self.observed[index]).is_suspect:
-                region = Region.of(self.pair.quantized, place[index], known, deployed, self._named)
+                region = Region(self.pair.quantized, place[index], known, deployed, self._named)
                 self.causes[index] = cause_of(region)
 
     def _named(self, node: Node) -> str:

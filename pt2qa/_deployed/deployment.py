@@ -173,10 +173,8 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
         if wanted is not None:
             raise DeploymentError(f"{path}: recorded outputs are not run: omit backend={wanted!r}.")
         return read_outputs(path), "recorded outputs"
-    backends = [_wanted(pair, wanted)[0]]
-    if wanted is None:
-        backends += [backend_of(plugin) for plugin in available().values()]
-    known = [each for each in backends if each is not None]
+    others = map(backend_of, available().values()) if wanted is None else ()
+    known = [each for each in (_wanted(pair, wanted)[0], *others) if each is not None]
     if not path.is_file():
         raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
     found = next((each for each in known if path.suffix in each.suffixes), None)
@@ -191,8 +189,7 @@ def inspected(path: Path) -> tuple[str, ...]:
     suffixes = {suffix: each for each in backends if hasattr(each, "inspect") for suffix in each.suffixes}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
-    lines: tuple[str, ...] = suffixes[path.suffix].inspect(path)
-    return lines
+    return tuple(suffixes[path.suffix].inspect(path))
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:

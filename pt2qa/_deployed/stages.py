@@ -32,13 +32,11 @@ class Stages:
     sums: dict[str, list[_Step]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        eager = None if self.pair.capture is None else self.pair.capture.eager
-        self.eager: nn.Module | None = eager
-        if eager is None:
-            self.notes.append("the pair does not hold the eager model: the stages begin with its program")
-        elif eager.training:
+        self.eager: nn.Module | None = None if self.pair.capture is None else self.pair.capture.eager
+        if self.eager is None or self.eager.training:
+            why = "the pair does not hold the eager model" if self.eager is None else "the model is in training mode"
+            self.notes.append(f"{why}: the stages begin with its program")
             self.eager = None
-            self.notes.append("the model is in training mode: the stages begin with its program")
 
     @computes
     def before(self, batch: Batch, values: list[Any]) -> dict[str, list[Tensor]]:

@@ -329,9 +329,9 @@ class Case:
         observed = self.ranges.get(site.index)
         if observed is None or site.index in self.needless or site.index not in self.by_channel:
             return False
-        if observed.channel_lowest is None or observed.channel_highest is None:
+        if observed.channels is None:
             return False
-        widths = observed.channel_highest.clamp(min=0.0) - observed.channel_lowest.clamp(max=0.0)
+        widths = observed.channels[1].clamp(min=0.0) - observed.channels[0].clamp(max=0.0)
         low, high = observed.whole
         own = site.params.largest_scale * (site.params.quant_max - site.params.quant_min)
         # The noise of rounding goes with the square of the scale.
@@ -395,10 +395,9 @@ def observed_together(parts: Iterable[Observed]) -> Observed:
 
 
 def _by_channel(site: Site, observed: Observed) -> QuantParams | None:
-    low, high, axis = observed.channel_lowest, observed.channel_highest, observed.axis
-    if axis is None or low is None or high is None:
+    if observed.channels is None:
         return None
-    return fitted_by_channel(low, high, axis, *INTEGERS[site.params.dtype])
+    return fitted_by_channel(*observed.channels, observed.axis, *INTEGERS[site.params.dtype])
 
 
 def is_alike(site: Site, played: Substitute) -> bool:

@@ -22,14 +22,14 @@ def wrap(text: str, width: int, *, indent: str = "") -> str:
     return "\n".join(textwrap.wrap(clean(text), width, subsequent_indent=indent, break_on_hyphens=False))
 
 
-def listed(title: str, entries: Sequence[str], width: int) -> str:
-    """A title and its entries, one per line; entries beyond :data:`LISTED` are counted.  Empty without entries."""
+def listed(title: str, entries: Sequence[str], width: int, most: int | None = LISTED) -> str:
+    """A title and its entries, one per line; entries beyond so many are counted.  Empty without entries."""
     if not entries:
         return ""
     lines = [wrap(f"{title}:", width)]
-    lines += [wrap(f"  {entry}", width, indent="    ") for entry in entries[:LISTED]]
-    if len(entries) > LISTED:
-        lines.append(f"  and {len(entries) - LISTED} more")
+    lines += [wrap(f"  {entry}", width, indent="    ") for entry in entries[:most]]
+    if most is not None and len(entries) > most:
+        lines.append(f"  and {len(entries) - most} more")
     return "\n".join(lines)
 
 

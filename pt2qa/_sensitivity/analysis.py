@@ -31,9 +31,8 @@ from pt2qa._sensitivity.metrics import (
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
-from pt2qa._sensitivity.report import SensitivityReport
+from pt2qa._sensitivity.report import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
-from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pt2qa._sensitivity.rows import ALL_SITES
+from pt2qa._sensitivity.report import ALL_SITES
 from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in

@@ -66,23 +66,21 @@ def _tried(pair: QuantizedPair, post_process: PostProcess | None) -> Independenc
     samples = count_samples(values)
     if samples < 2:
         return Independence()
-    walks = [pair.simulator.walk(each, on=False) for each in (values, changed)]
     slots: set[int] = set()
-    outputs: list[Any] = []
-    with torch.no_grad():
-        while not outputs:
-            # Both at once, because later steps may overwrite a value.
-            steps: list[tuple[Step, Any]] = []
-            for walk in walks:
-                try:
-                    steps.append(next(walk))
-                except StopIteration as end:
-                    outputs.append(finished(pair, end.value, post_process))
-            if steps:
-                (step, own), (_, other) = steps
-                if _apart(float_tensors(own), float_tensors(other), samples):
-                    slots.add(step.out)
-        own, other = (float_leaves(each) for each in outputs)
+    walk = pair.simulator.walk(changed, on=False)
+
+    def visit(step: Step, value: Any) -> None:
+        # Both at once, because later steps may overwrite a value.
+        _, other = next(walk)
+        if _apart(float_tensors(value), float_tensors(other), samples):
+            slots.add(step.out)
+
+    outputs = [pair.simulator.run(values, on=False, visit=visit)]
+    try:
+        next(walk)
+    except StopIteration as end:
+        outputs.append(end.value)
+    own, other = (float_leaves(finished(pair, each, post_process)) for each in outputs)
     return Independence(frozenset(slots) if _apart(own, other, samples) else frozenset())
 
 

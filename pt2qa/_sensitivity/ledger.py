@@ -17,7 +17,7 @@ from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, error_of, reached_by_most
-from pt2qa._sensitivity.rows import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
+from pt2qa._sensitivity.report import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityRow
 from pt2qa.errors import SelectionError
 
 PROJECTIONS = "projections that were asked for"

@@ -15,7 +15,7 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, divergence, error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.set_apart import SetApart
-from pt2qa._sensitivity.rows import SensitivityBatch, SensitivityPart
+from pt2qa._sensitivity.report import SensitivityBatch, SensitivityPart
 from pt2qa._simulator.accumulate import empty_batch, first_fault
 from pt2qa._simulator.nonfinite import unlike
 from pt2qa._simulator.outputs import leaf_names, structured

@@ -129,15 +129,9 @@ def pieces_of(path: Path, reference: Values, samples: int) -> Iterator[tuple[sli
 
 def error_at_end(path: Path, simulator: Simulator, reference: Values, changed: Any) -> list[Tensor]:
     """How each tensor at the end of a path changes with the value of its site, whose memory is reused."""
-    step = path.start
-    own = True  # whether ``changed`` owns its memory
-    if path.constant is not None:
-        env = {slot: reference[slot] for slot in (*step.reads, *step.constants)}
-        env[path.constant] = changed
-        changed = simulator.call(step, laid_out_inputs(step, env), False)
-        own = op_rules.allocates(step.function)
-    slot = step.out
-    for step in path.steps:
+    # Whether ``changed`` owns its memory: a constant may be the quantized model's own.
+    slot, own = path.source, path.constant is None
+    for step in (path.start, *path.steps):
         if step.site is None:
             env = {read: reference[read] for read in (*step.reads, *step.constants)}
             env[slot] = changed

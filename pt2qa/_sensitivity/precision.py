@@ -32,7 +32,10 @@ OFTEN = 0.9
 
 def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
     """Spearman correlation that nine of ten redrawn rankings reach, from linear noise; 1 with nothing to rank."""
-    values, errors = _decibels(noise, variance)
+    # Rows without noise tie for the last rank anyway.
+    pairs = [(own, spread) for own, spread in zip(noise, variance, strict=True) if own > 0 and math.isfinite(own)]
+    values = np.array([10 * math.log10(own) for own, _ in pairs])
+    errors = np.array([error_of(own, spread) for own, spread in pairs])
     if len(values) < 2:
         return 1.0
     drawn = np.random.default_rng(20241).standard_normal((50, len(values)))
@@ -73,14 +76,6 @@ def needed(noise: Sequence[float], variance: Sequence[float], earlier: Sequence[
         if count >= MOST:
             return None
         count = min(2 * count, MOST)
-
-
-def _decibels(noise: Sequence[float], variance: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Values and errors of rows with noise; the others tie for the last rank anyway."""
-    pairs = [(own, spread) for own, spread in zip(noise, variance, strict=True) if own > 0 and math.isfinite(own)]
-    values = np.array([10 * math.log10(own) for own, _ in pairs])
-    errors = np.array([error_of(own, spread) for own, spread in pairs])
-    return values, errors
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

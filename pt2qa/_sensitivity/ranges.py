@@ -24,7 +24,7 @@ CONVOLUTIONS = ("conv", "batch_norm", "max_pool", "avg_pool", "adaptive_avg_pool
 
 @dataclass(slots=True)
 class Observed:
-    """The ranges of one site's float values by batch, and by channel over all batches, of shape (channels,).
+    """The ranges of one site's float values by batch, and by channel over all batches, two of shape (channels,).
 
     An axis of several sizes, such as one of tokens, is ``uneven``: it has no channels.
     """
@@ -32,8 +32,7 @@ class Observed:
     lowest: list[float] = field(default_factory=list)
     highest: list[float] = field(default_factory=list)
     axis: int | None = None
-    channel_lowest: Tensor | None = None
-    channel_highest: Tensor | None = None
+    channels: tuple[Tensor, Tensor] | None = None
     uneven: bool = False
 
     @property
@@ -46,23 +45,22 @@ class Observed:
         self.highest += other.highest
         if other.uneven:
             self._drop_channels()
-        elif other.channel_lowest is not None and other.channel_highest is not None:
-            self.add_channels(other.axis, other.channel_lowest, other.channel_highest)
+        elif other.channels is not None:
+            self.add_channels(other.axis, *other.channels)
 
     def add_channels(self, axis: int | None, lowest: Tensor, highest: Tensor) -> None:
         """Adds ranges by channel, if they are along the same axis."""
         if self.uneven or self.axis not in (None, axis):
             return
-        if self.channel_lowest is None or self.channel_highest is None:
-            self.axis, self.channel_lowest, self.channel_highest = axis, lowest, highest
-        elif self.channel_lowest.shape == lowest.shape:
-            self.channel_lowest = torch.minimum(self.channel_lowest, lowest)
-            self.channel_highest = torch.maximum(self.channel_highest, highest)
+        if self.channels is None:
+            self.axis, self.channels = axis, (lowest, highest)
+        elif self.channels[0].shape == lowest.shape:
+            self.channels = torch.minimum(self.channels[0], lowest), torch.maximum(self.channels[1], highest)
         else:
             self._drop_channels()
 
     def _drop_channels(self) -> None:
-        self.axis, self.channel_lowest, self.channel_highest, self.uneven = None, None, None, True
+        self.axis, self.channels, self.uneven = None, None, True
 
     def close(self, batch: int) -> None:
         """Makes what was seen since the batch before the range of this one: nothing, where no branch came by."""

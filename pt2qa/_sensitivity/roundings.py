@@ -15,7 +15,6 @@ from pt2qa._simulator.fused import is_exact, quantize_dequantize
 from pt2qa._simulator.lifetimes import mark_lifetimes, slots_in
 from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Site, Slot
 from pt2qa._simulator.simulator import Body, Simulator, bind
-from pt2qa._simulator.site_functions import SiteFunction
 from pt2qa._simulator.stored import Stored, ValueCache, read
 from pt2qa._simulator.strides import after_rounding
 
@@ -175,7 +174,7 @@ def with_roundings(program: Program, roundings: Mapping[int, Rounding]) -> Progr
     """A program in which some sites round otherwise; of a constant, any function that rounds its float value."""
     cache = ValueCache(program.weight_cache)
     steps = tuple(
-        replace(step, function=_site_function(roundings[step.site]), converted=None, duplicate_of=None)
+        replace(step, function=functools.partial(_rounded, roundings[step.site]), converted=None, duplicate_of=None)
         if step.site is not None and step.site in roundings
         else step
         for step in program.steps
@@ -253,8 +252,5 @@ def fitted_weight(value: Tensor, axis: int | None) -> QuantParams:
     return QuantParams("", scale, torch.zeros_like(scale), -127, 127, axis)
 
 
-def _site_function(rounding: Callable[..., Tensor]) -> SiteFunction:
-    def rounded(x: Tensor, *, out: Tensor | None = None, stats: Any = None) -> Tensor:
-        return rounding(x, out=out)
-
-    return rounded
+def _rounded(rounding: Callable[..., Tensor], x: Tensor, *, out: Tensor | None = None, stats: Any = None) -> Tensor:
+    return rounding(x, out=out)

@@ -63,21 +63,18 @@ def _single_places(program: Program) -> tuple[SiteGroup, ...]:
         if site.index in duplicates:
             continue
         copies = tuple(copy for copy, first in duplicates.items() if first == site.index)
-        step = _home(program, site, readers)
-        places.append(
-            SiteGroup(
-                name=site.name,
-                kind="activation" if site.kind == "activation" else "weight",
-                op=site.op,
-                dtype=site.params.dtype,
-                site=site.index,
-                handle=site.handle,
-                module=step.module if step is not None else "",
-                region=step.region if step is not None else -1,
-                sites=(site.index, *copies),
-                steps=frozenset() if step is None else frozenset({step.index}),
-            )
+        place = SiteGroup(
+            name=site.name,
+            kind="activation" if site.kind == "activation" else "weight",
+            op=site.op,
+            dtype=site.params.dtype,
+            site=site.index,
+            handle=site.handle,
+            sites=(site.index, *copies),
         )
+        if (step := _home(program, site, readers)) is not None:
+            place = replace(place, module=step.module, region=step.region, steps=frozenset({step.index}))
+        places.append(place)
     return tuple(places)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._check import analysis
+from pt2qa._check.analysis import cpu_features
 from pt2qa._check.context import CheckContext
-from pt2qa._check.cpu import cpu_features
 from pt2qa._check.rules import RULES
 from pt2qa._check.rules.capturing import train_mode
 from pt2qa.plugins import DoesNotApplyError, Found, GenericPlugin, Rule, available

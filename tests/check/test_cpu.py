@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import pt2qa
-from pt2qa._check import cpu
-from pt2qa._check.cpu import cpu_features
+from pt2qa._check import analysis
+from pt2qa._check.analysis import cpu_features
 
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse2 avx2 avx512_vnni\nvmx flags\t: vnmi\n\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp ASIMD asimddp i8mm\nCPU part\t: 0xd40\n"
@@ -18,7 +18,7 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp ASIMD asimddp i8mm\nCPU
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which Linux says what the CPU can do."""
     path = tmp_path / "cpuinfo"
-    monkeypatch.setattr(cpu, "_CPUINFO", path)
+    monkeypatch.setattr(analysis, "_CPUINFO", path)
     return path
 
 
@@ -38,8 +38,8 @@ def test_where_linux_says_nothing_torch_is_asked(
 ) -> None:
     if text is not None:
         machine.write_text(text)
-    monkeypatch.setattr(cpu.platform, "machine", lambda: "AMD64")
-    monkeypatch.setattr(cpu, "instructions_found", lambda: {"avx512_vnni": True, "amx_int8": False})
+    monkeypatch.setattr(analysis.platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(analysis, "instructions_found", lambda: {"avx512_vnni": True, "amx_int8": False})
     assert cpu_features(None) == {"amd64", "avx512_vnni"}
 
 

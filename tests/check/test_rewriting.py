@@ -28,7 +28,7 @@ def test_ops_that_passes_added_have_numbers_of_their_own_and_the_others_keep_the
     assign_handles(program)
     names = names_of(program)
     rewritten = rewrite(program, names, [make_writes_functional])  # no later pass numbers the ops
-    assert rewritten.every_change
+    assert any(rewritten.changes.values())
     found = [handle_of(placed.node) for placed in walk(rewritten.program.graph_module)]
     numbers = [number for number in found if number is not None]
     assert len(numbers) > len(names)

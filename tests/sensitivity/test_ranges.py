@@ -23,8 +23,8 @@ def observed(*channels: list[float]) -> Observed:
 
 def test_ranges_by_channel_are_those_of_all_batches() -> None:
     found = observed([1.0, 5.0], [2.0, 3.0])
-    assert found.channel_highest is not None
-    assert found.channel_highest.tolist() == [2.0, 5.0]
+    assert found.channels is not None
+    assert found.channels[1].tolist() == [2.0, 5.0]
     assert found.whole == (-5.0, 5.0)
     assert found.without(0) == (-3.0, 3.0)
     assert observed([1.0, 5.0]).without(0) == pytest.approx((np.nan, np.nan), nan_ok=True)
@@ -33,7 +33,7 @@ def test_ranges_by_channel_are_those_of_all_batches() -> None:
 def test_an_axis_of_several_sizes_has_no_channels() -> None:
     """An axis of tokens was taken for channels, and broke the run of a prompt of another length."""
     found = observed([1.0, 5.0], [2.0, 3.0, 4.0], [6.0, 7.0])
-    assert (found.axis, found.channel_lowest, found.channel_highest) == (None, None, None)
+    assert (found.axis, found.channels) == (None, None)
     assert found.whole == (-7.0, 7.0)
 
 

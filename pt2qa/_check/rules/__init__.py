@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 
 from pt2qa.plugins import Rule
 
@@ -23,12 +24,10 @@ _ORDER = (
 )
 """The rules in the order in which the screen shows what they find, within one severity."""
 
-_FILES = "calibration capturing coverage modules opaque programs quantizers sites specs weights"
-
 _FOUND: dict[str, Rule] = {
     name: value
-    for file in _FILES.split()
-    for name, value in vars(import_module(f"{__name__}.{file}")).items()
+    for file in iter_modules(__path__)
+    for name, value in vars(import_module(f"{__name__}.{file.name}")).items()
     if isinstance(value, Rule)
 }
 

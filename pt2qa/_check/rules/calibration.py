@@ -295,14 +295,13 @@ def _weights(product: IntegerProduct) -> Iterator[Found]:
         held &= product.visible
     share = float(held.sum()) / channels
     if share > FEW_CHANNELS:
-        # By share, so that the layer that loses most comes first.
-        yield Found(
-            product.name,
+        why = (
             f"{int(held.sum())} of {channels} channels of its weight have the smallest scale that the observer gives, "
-            f"{float(scales[held].max()):.3g}, and fewer than {FEWEST_STEPS} steps on each side",
-            fix='give the weight observer a smaller eps, or keep the layer in float: pt2qa.Edit("float", (name,))',
-            value=share,
         )
+        why += f"{float(scales[held].max()):.3g}, and fewer than {FEWEST_STEPS} steps on each side"
+        fix = 'give the weight observer a smaller eps, or keep the layer in float: pt2qa.Edit("float", (name,))'
+        # By share, so that the layer that loses most comes first.
+        yield Found(product.name, why, fix=fix, value=share)
 
 
 def _zero_weights(name: str, zeros: int, channels: int) -> Found:

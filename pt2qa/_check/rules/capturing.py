@@ -1,4 +1,4 @@
-"""What a model takes and returns, in which mode it is, and whether it can be captured."""
+"""What a model takes and returns, in which mode it is, which ops hide others, and whether it can be captured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.fx import Node
 
 from pt2qa._capture.inputs import as_call, leaf_names, share_memory
 from pt2qa._check.context import NO_INPUTS, CheckContext, require
-from pt2qa._graph.handles import op_of, user_inputs
+from pt2qa._graph.handles import nested_graphs, op_of, user_inputs, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa._graph.internals.torch import BatchNorm, Dropout, InstanceNorm, OpOverload, arguments_of, pytree
-from pt2qa._simulator.products import RECURRENT
+from pt2qa._simulator.products import ATTENTION, CELLS, RECURRENT
 from pt2qa.errors import CaptureError
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import DoesNotApplyError, Found, Severity
 from pt2qa.plugins.rules import rule
 
 
@@ -169,16 +169,13 @@ def fixed_batch(context: CheckContext) -> Iterator[Found]:
     shapes = "{" + ", ".join(f"{name!r}: {{0: torch.export.Dim.AUTO}}" for name in inputs) + "}"
     for name, value in inputs.items():
         if guarded:
-            why = (
-                f"accepts size {value.shape[0]} in dimension 0; _guards_fn fails on any other, before and after convert"
-            )
-            yield Found(name, why, "warning", _FIX_GUARDS.format(shapes))
+            why = "_guards_fn fails on any other, before and after convert"
+            fix = f"export with dynamic_shapes={shapes}, or use the graph without guards"
+            fix += ": program.module(check_guards=False)"
+            yield Found(name, f"accepts size {value.shape[0]} in dimension 0; {why}", "warning", fix)
         elif context.given != "graph":
-            yield Found(name, f"accepts only batches of {value.shape[0]}", fix=_FIX_BATCH.format(shapes))
-
-
-_FIX_BATCH = "capture with dynamic_shapes={} if batches of other sizes occur, such as a smaller last one"
-_FIX_GUARDS = "export with dynamic_shapes={}, or use the graph without guards: program.module(check_guards=False)"
+            fix = f"capture with dynamic_shapes={shapes} if batches of other sizes occur, such as a smaller last one"
+            yield Found(name, f"accepts only batches of {value.shape[0]}", fix=fix)
 
 
 @rule(
@@ -197,3 +194,90 @@ def no_float_output(context: CheckContext) -> Iterator[Found]:
     if not any(value.is_floating_point() or value.is_complex() for value in tensors):
         dtypes = ", ".join(dict.fromkeys(str(value.dtype).removeprefix("torch.") for value in tensors))
         yield Found("", f"forward returns only {dtypes}")
+
+
+HALF = 0.5
+"""Share of the weights from which on quantizing the rest is hardly worth it: int8 then saves less than 3/8 of them."""
+
+
+@rule(
+    severity="warning",
+    title="recurrent ops, whose inner products no quantizer sees",
+    why="torch.export writes an LSTM, GRU or RNN as one op with all its matrix products inside. Quantizers leave it in "
+    "float.",
+    fix='pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) decomposes it into linears',
+    needs=("graph",),
+)
+def opaque_recurrent(context: CheckContext) -> Iterator[Found]:
+    """An error if they hold half of the model's weights."""
+    graph = context.graph
+    total = sum(parameter.numel() for parameter in graph.parameters())
+    for name, node in context.nodes.items():
+        op = op_of(node.target)
+        if node.op != "call_function" or op not in RECURRENT | CELLS:
+            continue
+        values = [source.meta.get(VALUE) for source in node.all_input_nodes if source.op == "get_attr"]
+        matrices = [value.numel() for value in values if isinstance(value, Tensor) and value.dim() == 2]
+        held = sum(matrices)
+        share = held / total if total else 0.0
+        why = f"{len(matrices)} matrices with {held:,} of the model's {total:,} parameters ({share:.0%}) stay in float"
+        fix = "write the cell with nn.Linear: a product of the input, one of the state, and the gates"
+        if op not in CELLS:
+            call = f'pt2qa.capture(model, args, decompose=("{op.partition("_")[0]}",))'
+            fix = f"{call} unrolls it into linears, for sequences of one length"
+        yield Found(name, why, "error" if share >= HALF else "warning", fix, value=share)
+
+
+@rule(
+    severity="note",
+    title="attention as one op, whose inner products no quantizer sees",
+    why="scaled_dot_product_attention holds two matrix products and a softmax. Quantizers leave it in float, as most "
+    "backends require; its inputs may still be rounded.",
+    fix='nothing if float attention is intended; pt2qa.capture(model, args, decompose=("attention",)) decomposes it '
+    "into matmul, softmax and matmul",
+    needs=("graph",),
+)
+def opaque_attention(context: CheckContext) -> Iterator[Found]:
+    for name, node in context.nodes.items():
+        if node.op == "call_function" and op_of(node.target) in ATTENTION:
+            yield Found(name, "its two matrix products are computed in float")
+
+
+_INLINED = {
+    "wrap_with_set_grad_enabled": ("a forward under torch.no_grad()", "torch.no_grad()"),
+    "wrap_with_autocast": ("a region without autocast", "autocast"),
+}
+"""What ``pt2qa.capture`` inlines, and what to remove from forward."""
+
+
+@rule(
+    severity="warning",
+    title="ops inside the nested graphs of cond, loops and regions",
+    why="The ops of a branch, a loop or a torch.no_grad() region are in graphs of their own. prepare_pt2e annotates "
+    "those of while_loop and scan like the outer graph, and no others. Edits reach none of them, and their ops have no "
+    "rows.",
+    fix="move what should be quantized out of the branch or the loop, or write the choice with torch.where",
+    needs=("graph",),
+)
+def nested_graph(context: CheckContext) -> Iterator[Found]:
+    graph = context.graph
+    for node in graph.graph.nodes:
+        if bodies := nested_graphs(node, graph):
+            count = sum(placed.node.op == "call_function" for _, body in bodies for placed in walk(body))
+            what = f"the {count} ops in its nested graphs" if count != 1 else "the one op in its nested graph"
+            yield Found(context.name_of(node), *_explained(node, what), value=count)
+
+
+def _explained(node: Node, what: str) -> tuple[str, Severity, str]:
+    op = op_of(node.target)
+    if op in ("while_loop", "scan"):
+        why = f"prepare quantizes {what}, but edits do not reach them, and only rounded values have rows"
+        return why, "warning", ""
+    if op not in _INLINED:
+        return f"prepare leaves {what} in float, and they have no rows", "warning", ""
+    region, cause = _INLINED[op]
+    if op == "wrap_with_autocast" and node.args[2] is not False:
+        why = f"{what} compute in another dtype under autocast, and are neither quantized nor analysed"
+        return why, "warning", f"remove {cause} from forward"
+    why = f"{what} stay in float: {region} is a graph of its own, which no quantizer enters"
+    return why, "error", f"quantize the graph of pt2qa.capture, which inlines it, or remove {cause} from forward"

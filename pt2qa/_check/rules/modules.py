@@ -118,17 +118,13 @@ def shared_weight(context: CheckContext) -> Iterator[Found]:
         readers = [reader for constant in constants for reader in _readers(constant)]
         # An op that no module called counts as its own place.
         places = {module_of(reader)[0] or reader.name for reader in readers}
-        if not _is_weight(constants[0]) or len(places) < 2:
+        value = constants[0].meta.get(VALUE)
+        if value is None or value.dim() < 2 or not value.is_floating_point() or len(places) < 2:
             continue
         names = ", ".join(dict.fromkeys(context.name_of(reader) for reader in readers))
         also = ", ".join(dict.fromkeys(str(constant.target) for constant in constants[1:]))
         called = f" (also called {also})" if also else ""
         yield Found(str(constants[0].target), f"one tensor{called}, read by {names}")
-
-
-def _is_weight(constant: Node) -> bool:
-    value = constant.meta.get(VALUE)
-    return value is not None and value.dim() > 1 and value.is_floating_point()
 
 
 def constants_by_memory(graph: GraphModule) -> dict[int, list[Node]]:

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.normalise import inline_regions, keep_scalars, remove_added_zeros, remove_dead_code, write_sources
 from pt2qa._check.context import CAPTURED, CheckContext, require
 from pt2qa._check.rewriting import EVERY_PASS
 from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import handle_of, is_decomposed, module_of, op_of
+from pt2qa._graph.handles import handle_of, is_decomposed, module_of, op_of, ops_of
 from pt2qa._graph.internals.nodes import SOURCES, VALUE, module_stack
 from pt2qa._report.prose import counted
 from pt2qa.errors import Pt2qaError
@@ -79,7 +79,7 @@ class _Reasons:
 
     def __init__(self, context: CheckContext, lost: frozenset[str]) -> None:
         self._subject, self._lost = context, lost
-        self._rewritten = dict(self._named(context.rewritten.module()))
+        self._rewritten = ops_of(context.rewritten.module(), context.rewritten.names)
         self._calls = Counter(path for path, _ in {_stack(node)[-1] for node in context.nodes.values() if _stack(node)})
         self._said = {name: text for name in self._rewritten if (text := self._difference(name))}
         others = [change.rule for run in _BUT_SOURCES for change in context.rewritten.changes[run]]
@@ -134,7 +134,7 @@ class _Reasons:
     def _missed_with(self, names: set[str]) -> frozenset[str]:
         """The ops missed when only these ops keep the sources that torch.export wrote."""
         graph = self._subject.rewritten.module()
-        for name, node in self._named(graph):
+        for name, node in ops_of(graph, self._subject.rewritten.names).items():
             if name in names:
                 given = self._subject.nodes[name].meta.get(SOURCES)
                 node.meta = {key: value for key, value in node.meta.items() if key != SOURCES}
@@ -144,13 +144,6 @@ class _Reasons:
         except Pt2qaError:
             return frozenset()  # alone it stops the quantizer, which is not what happened
         return self._lost - annotated.ops.keys()
-
-    def _named(self, graph: GraphModule) -> Iterator[tuple[str, Node]]:
-        names = self._subject.rewritten.names
-        for node in graph.graph.nodes:
-            handle = handle_of(node)
-            if handle is not None and handle in names:
-                yield names[handle].name, node
 
 
 def _stack(node: Node) -> list[tuple[str, str]]:

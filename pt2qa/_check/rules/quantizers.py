@@ -12,7 +12,6 @@ from torch.fx import Node
 from pt2qa._check.context import NO_QUANTIZER, CheckContext, UnavailableError, require
 from pt2qa._check.rules.programs import decomposed_first
 from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._near_names import question
@@ -174,11 +173,7 @@ _KINDS: Mapping[str, tuple[Any, Callable[[Any, Node], bool]]] = {
     needs=("annotations", "graph"),
 )
 def in_place_spelling(context: CheckContext) -> Iterator[Found]:
-    written = {
-        context.name_of(node): node
-        for node in context.graph.graph.nodes
-        if _out_of_place(node) is not None and handle_of(node) in context.names
-    }
+    written = {name: node for name, node in context.nodes.items() if _out_of_place(node) is not None}
     keys = {node.name for node in require(written, "to graphs without in-place ops").values()}
     # If ops share memory, this graph computes something else: it is only annotated.
     graph = copy_to_edit(context.graph)

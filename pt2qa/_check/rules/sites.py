@@ -1,4 +1,4 @@
-"""What the data does at each site: clamping, ranges that do not fit, repeated rounding."""
+"""What the numbers say: values that are clamped, ranges that do not fit, repeated rounding, channels and biases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from pt2qa._check.context import CheckContext, require
+from pt2qa._check.products import FEW_CHANNELS, IntegerProduct
 from pt2qa._check.rules.specs import VALUE_PRESERVING, mixed_parameters
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.rows import LayerRow
@@ -68,12 +69,9 @@ def saturation(context: CheckContext) -> Iterator[Found]:
         cost = clamp_cost(row)
         if row.saturation > 0 and cost > DB_PER_BIT and row.rounding_sqnr < VISIBLE_NOISE:
             beyond = f"{row.ref_min:.3g}..{row.ref_max:.3g}, up to {number(row.excess_lsb)} steps beyond its range"
-            yield Found(
-                row.name,
-                f"{share(row.saturation)} % of its values are clamped ({beyond}), which takes it from "
-                f"{decibel(row.rounding_sqnr + cost)} to {decibel(row.rounding_sqnr)} dB",
-                value=cost,
-            )
+            why = f"{share(row.saturation)} % of its values are clamped ({beyond}), which takes it from "
+            why += f"{decibel(row.rounding_sqnr + cost)} to {decibel(row.rounding_sqnr)} dB"
+            yield Found(row.name, why, value=cost)
 
 
 @rule(
@@ -90,12 +88,8 @@ def range_outliers(context: CheckContext) -> Iterator[Found]:
         if row.range_use >= LEAST_RANGE_USE and row.rounding_sqnr < LOW_SQNR and not clamp_cost(row) > DB_PER_BIT:
             # Rounding alone: signal / (scale**2 / 12) is the ratio in dB.
             steps = (10 ** (row.rounding_sqnr / 10) / 12) ** 0.5
-            yield Found(
-                row.name,
-                f"the data spans {share(row.range_use)} % of its range, and its root mean square is "
-                f"{steps:.1f} steps: rounding leaves {decibel(row.rounding_sqnr)} dB",
-                value=-row.rounding_sqnr,
-            )
+            why = f"the data spans {share(row.range_use)} % of its range, and its root mean square is {steps:.1f} steps"
+            yield Found(row.name, f"{why}: rounding leaves {decibel(row.rounding_sqnr)} dB", value=-row.rounding_sqnr)
 
 
 LEAST_RANGE_USE = 0.45
@@ -115,18 +109,12 @@ def unused_range(context: CheckContext) -> Iterator[Found]:
     for row in site_rows(context):
         if 0 < row.range_use < LEAST_RANGE_USE and row.rounding_sqnr < VISIBLE_NOISE:
             bits = -math.log2(row.range_use)
-            yield Found(
-                row.name,
-                f"the data spans {share(row.range_use)} % of its range, which costs {bits:.1f} bits and leaves "
-                f"{decibel(row.rounding_sqnr)} dB",
-                value=bits,
-            )
+            why = f"the data spans {share(row.range_use)} % of its range, which costs {bits:.1f} bits"
+            yield Found(row.name, f"{why} and leaves {decibel(row.rounding_sqnr)} dB", value=bits)
 
 
 SAME = 1e-6
 """Relative difference of two scales that are one: float32 has seven digits."""
-
-_ATTRIBUTES = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
 
 
 @rule(
@@ -159,16 +147,16 @@ def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
 
 
 def _differing(one: QuantParams, other: QuantParams) -> tuple[str, ...]:
-    return tuple(name for name in _ATTRIBUTES if not _equal(getattr(one, name), getattr(other, name)))
+    names = ("dtype", "quant_min", "quant_max", "axis", "scale", "zero_point")
+    return tuple(name for name in names if not _equal(getattr(one, name), getattr(other, name)))
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        left, right = torch.as_tensor(one).double(), torch.as_tensor(other).double()
-        return left.shape == right.shape and bool(torch.allclose(left, right, rtol=SAME, atol=0))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=SAME)
-    return one == other
+    kinds = (torch.Tensor, float)
+    if one is None or other is None or not (isinstance(one, kinds) or isinstance(other, kinds)):
+        return one == other
+    left, right = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=SAME, atol=0))
 
 
 def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tuple[str, ...]]]:
@@ -211,3 +199,107 @@ _OTHERWISE_FIX = "a pass changed one of the two in the converted graph; apply it
 def _of(site: Site, attribute: str) -> str:
     value = getattr(site.params, attribute)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+_ONE_SCALE_FIX = (
+    "give each channel its own scale if the backend supports per-channel weights; if not, equalise the ranges of the "
+    "channels across layers before capture (Nagel et al. 2019, Data-free quantization through weight equalization and "
+    "bias correction)"
+)
+
+
+@rule(
+    severity="warning",
+    title="channels whose weights become zero",
+    why="With one scale for the whole weight, a channel with much smaller values than the largest channel rounds to "
+    "zero: its output is its bias, whatever the input, while the weight's SQNR stays high.",
+    fix=_ONE_SCALE_FIX,
+    needs=("pair",),
+)
+def dead_channel(context: CheckContext) -> Iterator[Found]:
+    """Unless they are too small to change the rounded output in float, too."""
+    rows = require([row for row in context.weights if row.quantized], "to models without quantized weights")
+    products = {(product.name, "weight"): product for product in context.integer_products}
+    for row in rows:
+        product = products.get((row.name, row.attr))
+        if not row.dead_channels:
+            continue
+        dead, scale, channels = row.dead_channels, row.scale, row.shape[max(row.axis, 0)]
+        if product is not None:
+            zero = product.zero & (product.largest > 0) & product.visible
+            if not bool(zero.any()):
+                continue
+            dead, scale, channels = int(zero.sum()), float(product.scales[zero].max()), len(zero)
+        why = f"{dead} of {channels} channels of its {row.attr} are zero: none of their values reaches half a step"
+        own = "the scale is the smallest that the weight observer gives: give it a smaller eps, or scale the layer up"
+        fix = _ONE_SCALE_FIX if row.axis < 0 else own
+        yield Found(row.name, f"{why} of {scale:.3g}", fix=fix, value=dead / channels)
+
+
+RATIO = 16.0
+"""A channel with a sixteenth of the weight's range has 16 of its 256 integers: four bits of eight."""
+
+
+@rule(
+    severity="warning",
+    title="channels of very different ranges under one scale",
+    why="The largest channel sets the scale, so the others get few integers: four bits less for a 16th of its range. "
+    f"Listed if that affects more than a tenth of the channels, and one is below {LOW_SQNR:.0f} dB.",
+    fix=_ONE_SCALE_FIX,
+    needs=("pair",),
+)
+def channel_range(context: CheckContext) -> Iterator[Found]:
+    shared = [product for product in context.integer_products if product.weight_params.axis is None]
+    require(shared, "to models without weights that have one scale for the whole tensor")
+    worst = {(row.name, row.attr): row.worst_channel_sqnr for row in context.weights}
+    for product in shared:
+        largest = product.largest
+        alive = ~product.zero & product.visible
+        small = alive & (largest * RATIO <= largest.max())
+        share = float(small.sum()) / len(small)
+        if share <= FEW_CHANNELS or not worst[product.name, "weight"] < LOW_SQNR:
+            continue
+        ratio = float(largest.max() / largest[small].min())
+        why = f"{int(small.sum())} of {len(largest)} channels have less than 1/{RATIO:.0f} of the weight's range"
+        yield Found(product.name, f"{why}, the smallest 1/{ratio:.0f}", value=share)
+
+
+INT32_MAX = 2**31 - 1
+
+
+@rule(
+    severity="warning",
+    title="biases beyond 32 bits",
+    why="Integer kernels add the bias to a 32-bit sum, in steps of the input's scale times the weight's. If that "
+    "product is tiny, as for a channel whose weights are zero, the bias exceeds 2^31 - 1 steps: it is clamped, or "
+    "wraps around to the other sign.",
+    fix="give the weight observer a larger eps (2**-12 is usual), or keep the layer in float",
+    needs=("pair",),
+)
+def bias_overflow(context: CheckContext) -> Iterator[Found]:
+    """Of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
+    in_int32 = context.int32_bias
+    require(in_int32 is not False, "to kernels that add the bias in float")
+    products = [product for product in context.integer_products if product.bias is not None]
+    require(products, "to models without biases of quantized weights")
+    for product in products:
+        scales, bias = _bias_scales(product), product.bias.reference if product.bias else None
+        if scales is None or not isinstance(bias, torch.Tensor) or not bias.is_floating_point():
+            continue
+        values = bias.detach().cpu().double().abs().flatten()
+        # A transposed convolution has one scale for the channels of the same number in every group.
+        steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
+        if over := int((steps > INT32_MAX).sum()):
+            stored = in_int32 or product.bias_params is not None
+            most, step = float(steps.max()), float(scales.min())
+            why = f"{over} of {len(steps)} channels have a bias of up to {most:.2g} steps of {step:.2g}"
+            why += "" if stored else ", if the kernel stores it as int32"
+            yield Found(product.name, why, "error" if stored else None, value=most)
+
+
+def _bias_scales(product: IntegerProduct) -> torch.Tensor | None:
+    """The steps of the 32-bit sum: float64 of shape (1,) or (channels,); None if they are unknown."""
+    own, given = product.bias_params, product.input_params
+    if own is not None and own.dtype == "int32" and own.scale is not None:
+        return torch.as_tensor(own.scale).cpu().double().flatten()
+    return given.scale * product.scales if given is not None and isinstance(given.scale, float) else None

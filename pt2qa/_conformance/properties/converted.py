@@ -10,9 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pt2qa._conformance.layout import some
 from pt2qa._conformance.properties.property import Outcome, SkippedError, annotated_in, failed, holds, passed
-from pt2qa._conformance.trial import Failure, Stage, Trial
+from pt2qa._conformance.trial import Failure, Stage, Trial, some
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
@@ -87,8 +86,6 @@ def _pair(trial: Trial) -> QuantizedPair:
 MOST = 4
 """Number of ops per model to leave in float, one at a time: each costs one more quantization of the model."""
 
-Places = Counter[tuple[str, str]]
-
 
 @holds("leaving one op in float changes the sites around that op, and no others")
 def edits(trial: Trial) -> Outcome:
@@ -122,7 +119,7 @@ def _leave_in_float(trial: Trial, pair: QuantizedPair, annotations: Annotations,
     return f"{edit}: unexpectedly {' and '.join(parts)}" if parts else ""
 
 
-def _places(sites: Iterable[Site]) -> Places:
+def _places(sites: Iterable[Site]) -> Counter[tuple[str, str]]:
     return Counter((site.kind, site.name) for site in sites)
 
 

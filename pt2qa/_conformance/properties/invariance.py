@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 from pt2qa._check.context import require
-from pt2qa._conformance.layout import Layout, differences, some
 from pt2qa._conformance.model import MODULE
 from pt2qa._conformance.properties.property import (
     NOTHING,
@@ -17,7 +16,17 @@ from pt2qa._conformance.properties.property import (
     passed,
     skipped,
 )
-from pt2qa._conformance.trial import Annotated, Failure, Trial, exported, re_exported, saved_and_loaded
+from pt2qa._conformance.trial import (
+    Annotated,
+    Failure,
+    Layout,
+    Trial,
+    differences,
+    exported,
+    re_exported,
+    saved_and_loaded,
+    some,
+)
 from pt2qa.plugins import resolve
 
 LISTS = ("quantizers", "annotators", "SUPPORTED_PATTERNS")

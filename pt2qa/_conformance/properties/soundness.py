@@ -12,9 +12,8 @@ from torch.fx import Node
 
 from pt2qa._check.context import require
 from pt2qa._check.rules.specs import broken_shares
-from pt2qa._conformance.layout import place_of, some
 from pt2qa._conformance.properties.property import Outcome, annotated_in, failed, holds, passed
-from pt2qa._conformance.trial import Annotated, Failure, Trial
+from pt2qa._conformance.trial import Annotated, Failure, Trial, place_of, some
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.overrides.broken_lines import broken_lines

@@ -307,9 +307,8 @@ def _scaled(case: Case, site: Site, power: float) -> Treatment | None:
 
 def _scaling(observed: Observed, power: float) -> tuple[Tensor, float, float]:
     """What channels are divided by, the largest ones most and the smaller half by 1, and the range that is left."""
-    assert observed.channel_highest is not None, "ranges by channel"
-    assert observed.channel_lowest is not None, "ranges by channel"
-    low, high = observed.channel_lowest.clamp(max=0.0), observed.channel_highest.clamp(min=0.0)
+    assert observed.channels is not None, "ranges by channel"
+    low, high = observed.channels[0].clamp(max=0.0), observed.channels[1].clamp(min=0.0)
     size = high.maximum(-low)
     factors = (size / size.median().clamp(min=EPSILON)).clamp(min=1.0) ** power
     return factors, float((low / factors).min()), float((high / factors).max())
@@ -334,10 +333,9 @@ def _with_outliers(case: Case, least: float) -> list[int]:
 
 def _largest(case: Case, site: Site) -> str:
     """Which channel of a site is largest, and what half of the others stay below."""
-    observed = case.ranges[site.index]
-    assert observed.channel_highest is not None, "ranges by channel"
-    assert observed.channel_lowest is not None, "ranges by channel"
-    largest = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
+    channels = case.ranges[site.index].channels
+    assert channels is not None, "ranges by channel"
+    largest = channels[1].abs().maximum(channels[0].abs())
     return (
         f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels stay below "
         f"{number(float(largest.median()))}"

@@ -92,10 +92,10 @@ NARROW = ("int8", "uint8", "int16")
 def unread(case: Case) -> Iterator[Hypothesis]:
     """Weights of input channels that are always zero, which take the range from those that count."""
     for site in case.static_sites:
-        observed = case.ranges[site.index]
-        if observed.channel_lowest is None or observed.channel_highest is None:
+        channels = case.ranges[site.index].channels
+        if channels is None:
             continue
-        size = observed.channel_highest.abs().maximum(observed.channel_lowest.abs())
+        size = channels[1].abs().maximum(channels[0].abs())
         silent = size <= SILENT * size.max()
         if not silent.any() or silent.all():
             continue
