@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls, blank
 from pt2qa._report.base import Block, Listing, ModelReport, Table
@@ -176,17 +176,10 @@ def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:
 
 def _op(name: str, places: Sequence[AnnotationRow]) -> _Op:
     inputs, outputs, weights = ([row for row in places if row.role == role] for role in ("input", "output", "weight"))
-    output = outputs[0] if outputs else None
-    return _Op(
-        name=name,
-        reads=_dtypes(inputs),
-        weight=_dtypes(weights),
-        makes=_dtypes(outputs[:1]),
-        observer=output.observer if output is not None and output.quantized else "",
-        scale=output.scale if output is not None else nan,
-        zero_point=output.zero_point if output is not None else nan,
-        shares=output.shares if output is not None else "",
-    )
+    made: Any = ("", nan, nan, "")
+    for output in outputs[:1]:
+        made = output.observer if output.quantized else "", output.scale, output.zero_point, output.shares
+    return _Op(name, _dtypes(inputs), _dtypes(weights), _dtypes(outputs[:1]), *made)
 
 
 def _dtypes(rows: Sequence[AnnotationRow]) -> str:

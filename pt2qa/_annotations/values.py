@@ -170,6 +170,8 @@ class SpecResolver:
         done: QuantParams | SpecFacts | None = params if params is not None else None if unmet else facts
         shares, group, derived = self._sharing(point if done is not None else None)
         low, high = (0, 0) if done is None else _range(done)
+        scheme = "" if params is None else _scheme(params)
+        scheme = scheme if done is None or facts is None else facts.scheme
         note = value.note if value.owner else "inserted by the quantizer, prepare or convert"
         refused = f"{facts.dtype} was requested, but the converted model does not round here" if unmet and facts else ""
         return AnnotationRow(
@@ -180,11 +182,7 @@ class SpecResolver:
             argument=value.argument,
             of=value.of,
             dtype=value.dtype if done is None else done.dtype,
-            scheme=facts.scheme
-            if done is not None and facts is not None
-            else ""
-            if params is None
-            else _scheme(params),
+            scheme=scheme,
             axis=-1 if done is None or done.axis is None else done.axis,
             observer="" if facts is None else facts.observer,
             quant_min=low,

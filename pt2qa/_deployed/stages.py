@@ -74,5 +74,4 @@ class Stages:
 
 def _worst(sums: Any) -> float:
     """The smallest SQNR; nan only if no output has one."""
-    found = [each.sqnr for each in sums if not math.isnan(each.sqnr)]
-    return min(found, default=math.nan)
+    return min((each.sqnr for each in sums if not math.isnan(each.sqnr)), default=math.nan)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -47,6 +46,7 @@ from pt2qa._simulator.data import Data
 from pt2qa._simulator.lower import lower
 from pt2qa._simulator.products import PRODUCTS, is_quantized, reads_of
 from pt2qa._simulator.program import Constant, Program, Region, Site
+from pt2qa._simulator.quant_ops import serves_quantization
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa._simulator.verification import Graphs, Verification, add_state, digest_of, simulated
@@ -592,12 +592,6 @@ def _pair_handles(pair: QuantizedPair) -> Pairing:
 def _nameless(node: Node, side: Literal["reference", "quantized"], reason: str) -> Unpaired:
     handle = handle_of(node)
     return Unpaired(-1 if handle is None else handle, f"{op_of(node.target)} ({node.name})", side, reason)
-
-
-def serves_quantization(node: Node) -> bool:
-    """Whether a node belongs to the quantization, or takes an output of one that does."""
-    source = node.args[0] if node.target is operator.getitem else node
-    return isinstance(source, Node) and quant_ops.is_quantization(source)
 
 
 def reason_of_absence(

@@ -28,11 +28,12 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.calibration import Call, read_calls
 from pt2qa._quantize.flow_text import SOURCE_RULES, FlowText, plain_text, pt2qa_text, quantizer_text, recorded
-from pt2qa._quantize.pairing import QuantizedPair, Recipe, serves_quantization
+from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._ranks import active
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.quant_ops import serves_quantization
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import graph_outputs
 from pt2qa.errors import Pt2qaError, SelectionError

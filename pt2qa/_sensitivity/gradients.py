@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,10 +32,8 @@ Gradients = list[list[Tensor] | None]
 """Of one value: for each floating-point tensor one gradient per vector; None if no gradient reaches it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    inputs: dict[int, list[Tensor]]
-    outputs: list[Tensor]
+_Record = tuple[dict[int, list[Tensor]], list[Tensor]]
+"""The inputs of an op by slot, and its outputs, in an autograd graph of its own."""
 
 
 class GradientRun:
@@ -87,7 +84,7 @@ class GradientRun:
         with torch.enable_grad(), _named(step):
             result = self.simulator.call(step, own, False)
         self._hold(step, pytree.tree_map_only(Tensor, Tensor.detach, result))
-        self._records[step.index] = _Record(inputs, float_tensors(result))
+        self._records[step.index] = inputs, float_tensors(result)
 
     def _hold(self, step: Step, result: Any) -> None:
         leaves = pytree.tree_leaves(result) if step.out in self.tracked else []
@@ -118,20 +115,20 @@ class GradientRun:
             self.env[step.out] = None
 
     def _through(self, step: Step, gradients: Gradients) -> None:
-        record = self._records.get(step.index)
-        if record is None:
+        if step.index not in self._records:
             return
+        inputs, outputs = self._records[step.index]
         arrived = [
             (output, leaf)
-            for output, leaf in zip(record.outputs, gradients, strict=True)
+            for output, leaf in zip(outputs, gradients, strict=True)
             if leaf is not None and output.requires_grad
         ]
         if not arrived:
             return
-        inputs = [tensor for tensors in record.inputs.values() for tensor in tensors]
+        leaves = [tensor for tensors in inputs.values() for tensor in tensors]
         with _named(step):
-            found = iter(gradients_of([output for output, _ in arrived], inputs, [leaf for _, leaf in arrived]))
-        for slot, tensors in record.inputs.items():
+            found = iter(gradients_of([output for output, _ in arrived], leaves, [leaf for _, leaf in arrived]))
+        for slot, tensors in inputs.items():
             self._add(slot, [next(found) for _ in tensors])
 
     def _add(self, slot: int, gradients: Gradients, fresh: bool = False) -> None:

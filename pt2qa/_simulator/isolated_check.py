@@ -8,7 +8,6 @@ engine found.
 from __future__ import annotations
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -146,7 +145,7 @@ class _Planner:
             node = open_nodes.pop()
             if node in needed or node in sources:
                 continue
-            if node in inside or node not in self.values or _serves_quantization(node):
+            if node in inside or node not in self.values or quant_ops.serves_quantization(node):
                 if node.op not in ("call_function", "get_attr") or (
                     node.op == "get_attr" and self._is_overwritten(node)
                 ):
@@ -170,8 +169,3 @@ class _Planner:
     def _only(self, handle: int | None) -> Node | None:
         nodes = self.by_handle[handle]
         return nodes[0] if handle is not None and len(nodes) == 1 else None
-
-
-def _serves_quantization(node: Node) -> bool:
-    source = node.args[0] if node.target is operator.getitem else node
-    return isinstance(source, Node) and quant_ops.is_quantization(source)

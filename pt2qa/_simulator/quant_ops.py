@@ -50,6 +50,12 @@ def is_quantization(node: Node) -> bool:
     return is_quantize(node) or is_dequantize(node) or is_choose_qparams(node) or is_half_cast(node)
 
 
+def serves_quantization(node: Node) -> bool:
+    """Whether a node belongs to the quantization, or takes an output of one that does."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and is_quantization(source)
+
+
 def is_static_per_tensor(node: Node) -> bool:
     """Whether the whole tensor has one scale and zero point, which are literals of the graph."""
     return _op_name(node).endswith("quantize_per_tensor") and overload_name(_overload(node)) == "default"

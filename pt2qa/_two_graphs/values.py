@@ -23,11 +23,12 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import OpName, attribute_of, module_of, names_of, op_of, output_handle
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._quantize.pairing import nodes_by_handle, reason_of_absence, serves_quantization
+from pt2qa._quantize.pairing import nodes_by_handle, reason_of_absence
 from pt2qa._report.prose import counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams
+from pt2qa._simulator.quant_ops import serves_quantization
 from pt2qa.overrides.edits import BATCH_NORMS
 
 Letter = Literal["a", "b"]

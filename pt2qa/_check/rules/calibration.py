@@ -17,7 +17,7 @@ from pt2qa._graph.handles import attribute_of, handle_of, op_of
 from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.calibration import find_observers
 from pt2qa._simulator.input_ranges import limits
-from pt2qa.plugins import DoesNotApplyError, Found
+from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 
 SMALLEST_MASK = -1e4
@@ -119,8 +119,7 @@ def _either(
     step: str,
 ) -> Iterator[Found]:
     """What is found in a graph with observers, or in a pair; neither exists before this step."""
-    if context.given not in ("prepared", "pair"):
-        raise DoesNotApplyError(f"before {step}: pass a graph with observers, or a pair")
+    require(context.given in ("prepared", "pair"), f"before {step}: pass a graph with observers, or a pair")
     return (in_prepared if context.given == "prepared" else in_pair)(context)
 
 

@@ -72,7 +72,8 @@ def shared_module(context: CheckContext) -> Iterator[Found]:
         what = f"called {count} times"
         if 0 < taken < count:
             why = f"{what}, and {context.plugin.name} quantizes the weights in {taken} of these calls only"
-            yield Found(path, why, "warning", _FIX_WEIGHTS)
+            fix = "give each call a module of its own (copy.deepcopy), or expect the float time of the other calls"
+            yield Found(path, why, "warning", fix)
         else:
             yield Found(path, f"{what}; each call has its own scales, settings by module name apply to all of them")
 
@@ -99,9 +100,6 @@ def _calls(nodes: Mapping[str, Node]) -> dict[str, dict[str, list[str]]]:
 
 def _reads_weight(node: Node) -> bool:
     return any(source.op == "get_attr" and source.meta[VALUE].dim() > 1 for source in node.all_input_nodes)
-
-
-_FIX_WEIGHTS = "give each call a module of its own (copy.deepcopy), or expect the float time of the other calls"
 
 
 @rule(

@@ -35,8 +35,7 @@ _REPORTED_ELSEWHERE = (inline_regions, remove_dead_code, remove_added_zeros, kee
 )
 def plain_program(context: CheckContext) -> Iterator[Found]:
     require(context.is_exported, CAPTURED)
-    if any(decomposed_first.find(context)):
-        raise DoesNotApplyError("to programs that were decomposed first")
+    require(not any(decomposed_first.find(context)), "to programs that were decomposed first")
     context.plugin  # noqa: B018  raises where there is none
     fixing = context.fixing_passes
     if error := context.errors.get("annotations"):

@@ -190,10 +190,8 @@ def _dequantized_otherwise(context: CheckContext) -> Iterator[Found]:
             made = source.args[0]
             name = context.name_of(made) if isinstance(made, torch.fx.Node) else ""
             how = ", ".join(f"{name} {getattr(before, name)} and {getattr(after, name)}" for name in names)
-            yield Found(name, f"is quantized and dequantized with different parameters: {how}", "error", _OTHERWISE_FIX)
-
-
-_OTHERWISE_FIX = "a pass changed one of the two in the converted graph; apply it to both or to neither"
+            fix = "a pass changed one of the two in the converted graph; apply it to both or to neither"
+            yield Found(name, f"is quantized and dequantized with different parameters: {how}", "error", fix)
 
 
 def _of(site: Site, attribute: str) -> str:

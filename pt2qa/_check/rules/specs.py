@@ -53,7 +53,9 @@ def broken_shares(annotations: Annotations) -> Iterator[Found]:
             if told.isdisjoint(chain):
                 cycle = chain[-1] in specs
                 why = "shares its scale in a cycle" if cycle else "shares the scale of a value that is not annotated"
-                yield _share(annotations, chain, why, _FIX_CYCLE if cycle else _FIX_MISSING)
+                fix = "annotate the edge or output that SharedQuantizationSpec names"
+                fix = "give one value of the cycle a QuantizationSpec of its own" if cycle else fix
+                yield _share(annotations, chain, why, f"in the quantizer, {fix}")
             told.update(chain)
         elif isinstance(spec, Shares) and annotations.groups[point] == point:
             yield _share(annotations, chain, "shares the scale of a value that comes later in the graph")
@@ -74,9 +76,6 @@ def _share(annotations: Annotations, chain: list[Point], why: str, fix: str = ""
     arrows = " -> ".join(annotations.graph.describe(point).rstrip(",") for point in chain)
     return Found(annotations.graph.nodes[reader or source].name, f"{why}: {arrows}", fix=fix)
 
-
-_FIX_CYCLE = "in the quantizer, give one value of the cycle a QuantizationSpec of its own"
-_FIX_MISSING = "in the quantizer, annotate the edge or output that SharedQuantizationSpec names"
 
 VALUE_PRESERVING = frozenset(
     {"transpose", "permute", "t", "swapaxes", "movedim", "numpy_T", "reshape", "view", "_unsafe_view", "flatten"}
