@@ -10,15 +10,7 @@ from torch.fx import GraphModule
 from pt2qa._ambient import torch_defaults
 from pt2qa._annotations.report import AnnotationReport
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
-from pt2qa._annotations.values import (
-    NOT_KNOWN,
-    AnnotatedValue,
-    SpecResolver,
-    missing_values,
-    value_dtypes,
-    values_in_graph,
-    values_in_program,
-)
+from pt2qa._annotations.values import AnnotatedValue, SpecResolver, missing_values, values_in_graph, values_in_program
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, name_of, walk
@@ -86,12 +78,11 @@ def _of_pair(pair: QuantizedPair) -> AnnotationReport:
             "the pair was not made by pt2qa.quantize: its annotations, observers and shared scales are not known",
         )
     graph = pair.reference if pair.float_graph is None else pair.float_graph
-    dtypes = {**value_dtypes(pair.reference, pair.names), **value_dtypes(graph, pair.names)}
     return _report(
         graph,
         pair.names,
-        values_in_program(pair.program, pair.names, dtypes),
-        SpecResolver(NOT_KNOWN if known is None else known, pair.sites),
+        values_in_program(pair.program, pair.names, (pair.reference, graph)),
+        SpecResolver(known, pair.sites),
         basis="converted" if known is None else "annotated and converted",
         notes=tuple(dict.fromkeys(notes)),
         quantizer=pair.quantizer,
@@ -147,7 +138,7 @@ def _report(
     return AnnotationReport(
         rows=tuple(row for _, row in listed),
         modules=_module_calls(captured, names, set(owners.values()), quantized),
-        coverage=_coverage(listed, set(missing), resolver.annotations is not NOT_KNOWN),
+        coverage=_coverage(listed, set(missing), facts["basis"] != "converted"),
         **facts,
     )
 

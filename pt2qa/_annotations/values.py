@@ -44,9 +44,11 @@ class AnnotatedValue:
 
 
 def values_in_program(
-    program: Program, names: Mapping[int, OpName], dtypes: Mapping[str, str]
+    program: Program, names: Mapping[int, OpName], graphs: Iterable[GraphModule]
 ) -> Iterator[AnnotatedValue]:
-    """The values of a converted model, each with its site; ``dtypes`` are those of :func:`value_dtypes`."""
+    """The values of a converted model, each with its site; the float graphs tell their dtypes, the last one first."""
+    nodes = [node for graph in graphs for node in read_nodes(graph, names).values() if node.dtype]
+    dtypes = {node.owner if node.constant else node.name: node.dtype for node in nodes}
     constants = {constant.slot: constant for constant in program.constants}
     of_result = {site.result: site for site in program.sites if site.source != site.result}
     of_source: dict[int, list[Site]] = defaultdict(list)
@@ -121,12 +123,6 @@ def missing_values(
     return found
 
 
-def value_dtypes(graph: GraphModule, names: Mapping[int, OpName]) -> dict[str, str]:
-    """The dtype of each value of a graph by the name of the op or input that produces it."""
-    nodes = read_nodes(graph, names).values()
-    return {node.owner if node.constant else node.name: node.dtype for node in nodes if node.dtype}
-
-
 def _role(op: str, argument: int, is_parameter: bool) -> Role:
     role = constant_role(op, argument, is_parameter)
     return "input" if role == "activation" else role
@@ -145,15 +141,12 @@ _WITH_LIMITS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 """The integer types of quantized values whose limits torch knows."""
 
 
-NOT_KNOWN = Annotations({}, AnnotatedGraph({}, {}, None, "", qat=False), {}, frozenset())
-"""The annotations of a graph that was converted elsewhere."""
-
-
 class SpecResolver:
-    """Finds the specs of one model's values; there are no sites before conversion."""
+    """Finds the specs of one model's values; annotations are None if unknown, sites before conversion."""
 
-    def __init__(self, annotations: Annotations, sites: Sequence[Site] | None) -> None:
-        self.annotations = annotations
+    def __init__(self, known: Annotations | None, sites: Sequence[Site] | None) -> None:
+        nothing = AnnotatedGraph({}, {}, None, "", qat=False)
+        self.annotations = annotations = Annotations({}, nothing, {}, frozenset()) if known is None else known
         self.converted = sites is not None
         self.by_site = annotations.points_at(sites or ())
         self.members: dict[Point, list[Point]] = defaultdict(list)

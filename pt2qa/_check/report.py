@@ -158,17 +158,15 @@ class Findings(DataReport):
         faults, said = self._faults(), [f"{', '.join(self._counts())}.", *self._summary()]
         return [*faults, *said, *([] if faults else self._data())]
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self, sort: str = "worst") -> tuple[Group, ...]:
         """The findings of each rule."""
-        return tuple(self._groups("worst"))
-
-    def _groups(self, sort: str) -> Iterator[Group]:
-        titles = {outcome.rule: outcome.title for outcome in self.rules}
+        titles, groups = {outcome.rule: outcome.title for outcome in self.rules}, []
         for rule, found in groupby(self.rows, key=lambda row: row.rule):
             rows = tuple(found)
             rows = rows if sort in ("worst", "graph") else tuple(self.ranked(rows, sort))
             fix = rows[0].fix if len({row.fix for row in rows}) == 1 else ""
-            yield Group(rule, rows[0].severity, titles.get(rule, "unknown to this report"), rows, fix)
+            groups.append(Group(rule, rows[0].severity, titles.get(rule, "unknown to this report"), rows, fix))
+        return tuple(groups)
 
     def _headline(self) -> str:
         return f"<Findings of {self.model}: {', '.join(self._counts())}>"
@@ -181,7 +179,7 @@ class Findings(DataReport):
         return (self.rows, None) if sort == "worst" else Report._ordered(self, sort)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
-        return sections(_printed(group, limit, width) for group in self._groups(sort))
+        return sections(_printed(group, limit, width) for group in self.groups(sort))
 
     def _summary(self) -> Sequence[str]:
         """What was looked at, what was not, and why not."""

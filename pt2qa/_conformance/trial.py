@@ -134,7 +134,7 @@ def re_exported(model: ConformanceModel, strict: bool) -> Plain:
 
 
 @functools.lru_cache(maxsize=128)
-def saved_and_loaded(model: ConformanceModel, strict: bool) -> Plain:
+def loaded(model: ConformanceModel, strict: bool) -> Plain:
     file = io.BytesIO()
     torch.export.save(exported(model, strict).capture.program, file)
     file.seek(0)

@@ -77,12 +77,7 @@ class Comparison:
     """The sums of each observed value, by the step that computes it, and of each output."""
 
     def __init__(
-        self,
-        pair: QuantizedPair,
-        lowerable: Lowerable,
-        program: DeployedProgram,
-        backend: str,
-        mask: Mask | None = None,
+        self, pair: QuantizedPair, lowerable: Lowerable, program: DeployedProgram, backend: str, mask: Mask | None
     ) -> None:
         self.pair, self.lowerable, self.program, self.backend = pair, lowerable, program, backend
         self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
@@ -283,7 +278,7 @@ class Comparison:
         return DeployedReport(
             rows=tuple(map(self._row, self.lowerable.values)),
             outputs=tuple(
-                _finished((-1, name, "", "output"), None, True, sums, self._together([slot]))
+                _finished((-1, name, "", "output"), None, True, sums, self._together([slot]), "")
                 for name, slot, sums in zip(self.names, self._output_slots(), self.outputs, strict=True)
             ),
             stages=self.stages.rows(),
@@ -381,12 +376,7 @@ def _dtype(value: Tensor) -> str:
 
 
 def _finished(
-    place: tuple[int, str, str, str],
-    params: QuantParams | None,
-    delegated: bool,
-    sums: _Sums,
-    note: str,
-    cause: str = "",
+    place: tuple[int, str, str, str], params: QuantParams | None, delegated: bool, sums: _Sums, note: str, cause: str
 ) -> DeployedRow:
     isolated, cumulative, quantized, deployed = (each.sqnr for each in sums.noise)
     scale = math.nan if params is None else params.largest_scale

@@ -118,7 +118,7 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again
 
 def projected(pair: QuantizedPair, values: list[Any]) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
-    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16))
+    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16), None)
 
 
 VECTORS = 2

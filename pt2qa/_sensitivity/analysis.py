@@ -17,17 +17,7 @@ from pt2qa._sensitivity.costs import CLEARLY, Costs, Survey, estimate, survey
 from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS, Ledger, covered, packed, precision_notes, results, resumed
-from pt2qa._sensitivity.metrics import (
-    Loss,
-    OutputMetric,
-    PostProcess,
-    detached,
-    fault_of,
-    find_metric,
-    finished,
-    float_names,
-    signal_of,
-)
+from pt2qa._sensitivity.metrics import Loss, OutputMetric, PostProcess, fault_of, finished, float_names, signal_of
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
@@ -113,7 +103,7 @@ def sensitivity(
         raise SelectionError(f"unknown method {method!r}; expected one of {', '.join(get_args(Method))}.")
     if isinstance(metric, str):
         metric = metric.lower()
-    chosen = find_metric(metric, larger_is_worse)
+    chosen = OutputMetric.of(metric, larger_is_worse)
     if method == "projection" and metric != "sqnr":
         raise SelectionError(f'method="projection" supports sqnr only; for {chosen.name} pass method="exact".')
     if projections is not None and projections < 1:
@@ -319,7 +309,7 @@ class _Analysis:
     def _exact(self, values: list[Any], missing: list[int]) -> None:
         simulator = self.pair.simulator
         returned = self.verification.run(lambda: Outputs(*whole_model(simulator, values)), values)
-        reference, quantized = (detached(self._finished(each)) for each in (returned.reference, returned.quantized))
+        reference, quantized = (self._finished(each) for each in (returned.reference, returned.quantized))
         if not self._counts(values, reference, quantized):
             return
         self._whole(self.known, reference, quantized)

@@ -20,7 +20,7 @@ from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.products import PRODUCTS, arguments_of
+from pt2qa._simulator.products import arguments_of
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, Values
 
@@ -72,20 +72,12 @@ class _Counting(Simulator):
     def call(self, step: Step, env: Values, reuse: bool) -> Any:
         before = self.counter.total
         # Count before the run: the op may overwrite its first input.
-        own = _own_flops(step, env)
+        tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]
+        own = own_multiply_adds(step.op, tensors)
         with self.counter:
             result = super().call(step, laid_out_inputs(step, env), reuse)
-        self.flops[step.index] = self.counter.total - before if own is None else own
+        self.flops[step.index] = self.counter.total - before if own is None else 2 * own
         return result
-
-
-def _own_flops(step: Step, env: Values) -> int | None:
-    """The FLOPs of an op for which torch has no formula on a CPU; None for other ops."""
-    if step.op not in PRODUCTS:
-        return None
-    tensors = [value for _, slot in arguments_of(step) if isinstance(value := env[slot], Tensor)]
-    macs = own_multiply_adds(step.op, tensors)
-    return None if macs is None else 2 * macs
 
 
 @dataclass(frozen=True, slots=True)

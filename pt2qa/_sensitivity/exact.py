@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.report import ALL_SITES
 from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator import op_rules
@@ -41,10 +42,10 @@ def walk_places(
 
 
 def whole_model(simulator: Simulator, values: Sequence[Any]) -> tuple[Any, Any]:
-    """Outputs of the reference and the quantized model, computed by the walk that runs the places."""
+    """Copies of the outputs of the reference and the quantized model, computed by the walk that runs the places."""
     found: dict[int, Any] = {}
     reference = walk_places(simulator, values, (), [ALL_SITES], found.__setitem__)
-    return reference, found[ALL_SITES]
+    return detached(reference), detached(found[ALL_SITES])
 
 
 class _Walk:

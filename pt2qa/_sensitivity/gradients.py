@@ -273,8 +273,3 @@ def laid_out_inputs(step: Step, env: Values) -> Mapping[int, Any]:
     """The inputs of an op by slot, in the layout of the op; constants are unchanged."""
     constants = {slot: env[slot] for slot in step.constants}
     return constants | {slot: laid_out(step, env[slot]) for slot in step.reads}
-
-
-def has_channels_last(value: Tensor) -> bool:
-    """Whether a tensor is channels last in memory, and not also contiguous."""
-    return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)

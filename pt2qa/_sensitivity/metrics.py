@@ -76,6 +76,21 @@ class OutputMetric:
     smallest_is_worst: bool
     weighted: bool
 
+    @classmethod
+    def of(cls, metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
+        """The metric of a name or of a user's function."""
+        if callable(metric):
+            name = getattr(metric, "__name__", type(metric).__name__)
+            return cls(name, metric, smallest_is_worst=larger_is_worse is False, weighted=True)
+        if metric not in METRICS:
+            raise SelectionError(
+                f"unknown metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
+                "and the quantized outputs."
+            )
+        if larger_is_worse is not None:
+            raise SelectionError(f"larger_is_worse applies to functions only; the direction of {metric!r} is known.")
+        return cls(metric, None, metric in ("sqnr", "cosine"), weighted=metric == "kl")
+
     def part(self, place: int, batch: int, reference: Any, quantized: Any, samples: int) -> SensitivityPart:
         """The sums of one place on one batch; ``samples`` is the weight of a user's loss."""
         sums = ErrorSums()
@@ -120,20 +135,6 @@ class OutputMetric:
             sums = sums.merge(ErrorSums(part.count, 0.0, part.noise, *seen))
         found: float = getattr(replace(sums, signal=signal), self.name)
         return found
-
-
-def find_metric(metric: str | Loss, larger_is_worse: bool | None) -> OutputMetric:
-    if callable(metric):
-        name = getattr(metric, "__name__", type(metric).__name__)
-        return OutputMetric(name, metric, smallest_is_worst=larger_is_worse is False, weighted=True)
-    if metric not in METRICS:
-        raise SelectionError(
-            f"unknown metric {metric!r}; expected one of {', '.join(METRICS)}, or a function of the reference's "
-            "and the quantized outputs."
-        )
-    if larger_is_worse is not None:
-        raise SelectionError(f"larger_is_worse applies to functions only; the direction of {metric!r} is known.")
-    return OutputMetric(metric, None, metric in ("sqnr", "cosine"), weighted=metric == "kl")
 
 
 def signal_of(reference: Any) -> float:

@@ -27,14 +27,7 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._sensitivity.gradients import (
-    GradientRun,
-    Gradients,
-    float_tensors,
-    gradients_of,
-    has_channels_last,
-    needing_gradient,
-)
+from pt2qa._sensitivity.gradients import GradientRun, Gradients, float_tensors, gradients_of, needing_gradient
 from pt2qa._sensitivity.independence import in_parts, independence
 from pt2qa._sensitivity.metrics import PostProcess, finished, float_leaves
 from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
@@ -82,13 +75,9 @@ class Projection:
 
     @property
     def notes(self) -> list[str]:
-        notes = []
-        if self.together:
-            notes.append(f"{self.together}: projected for the whole batch at once")
-        if self.cleaned:
-            names = few(list(self.cleaned), 3)
-            notes.append(f"non-finite errors count as zero at {names}")
-        return notes
+        cleaned = [f"non-finite errors count as zero at {few(list(self.cleaned), 3)}"] if self.cleaned else []
+        together = [f"{self.together}: projected for the whole batch at once"] if self.together else []
+        return [*together, *cleaned]
 
     def _part_samples(self) -> None:
         program, found = self.pair.program, independence(self.pair, self.post_process)
@@ -107,9 +96,7 @@ class ProjectedBatch:
     ``returned`` is what the reference graph returned, ``reference`` the same as the user sees it.
     """
 
-    def __init__(
-        self, projection: Projection, values: Sequence[Any], seed: int, counted: Counted | None = None
-    ) -> None:
+    def __init__(self, projection: Projection, values: Sequence[Any], seed: int, counted: Counted | None) -> None:
         self.projection, self.values, self.seed, self.counted = projection, values, seed, counted
         self.samples = count_samples(list(values))
         self.projections = 0
@@ -303,7 +290,8 @@ def _sum(known: Tensor | None, dots: Tensor) -> Tensor:
 
 def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:
     """Dot products of each gradient with an error, row by row: float64 of shape (gradients, rows)."""
-    if has_channels_last(error) and len(error) % rows == 0:
+    channels_last = error.dim() == 4 and error.is_contiguous(memory_format=torch.channels_last)
+    if channels_last and not error.is_contiguous() and len(error) % rows == 0:
         gradients = [gradient.permute(0, 2, 3, 1) for gradient in gradients]
         error = error.permute(0, 2, 3, 1)
     right = error.reshape(rows, -1)
