@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from pt2qa._ambient import torch_defaults
@@ -86,13 +87,9 @@ def _report(side: Any, name: str, capture: Capture | None) -> AnnotationReport:
 
 
 def _by_key(rows: Iterable[AnnotationRow]) -> dict[_Key, AnnotationRow]:
-    seen: Counter[tuple[str, str, int]] = Counter()
-    found: dict[_Key, AnnotationRow] = {}
-    for row in rows:
-        place = (row.name, row.role, row.argument)
-        found[row.name, row.role, row.argument, seen[place]] = row
-        seen[place] += 1
-    return found
+    counts: dict[tuple[str, str, int], Iterator[int]] = defaultdict(itertools.count)
+    places = [(row, (row.name, row.role, row.argument)) for row in rows]
+    return {(*place, next(counts[place])): row for row, place in places}
 
 
 def _compared(a: AnnotationRow, b: AnnotationRow, unknown: frozenset[str]) -> AnnotationDiffRow | None:

@@ -237,7 +237,9 @@ class AnnotationDiff(ModelReport):
         return f"{self.model}: annotations of a, {self.a}, and b, {self.b}"
 
     def _before(self) -> Iterator[Block]:
-        alike = by_reason((f"{row.name}, {row.role}", kind) for row in self.rows for kind in _kinds(row))
+        # Fact by fact; all of it as one where the row does not tell the facts apart.
+        kinds = ((row, row.kind.split("\n") if row.kind else [f"{row.status}: {row.what}"]) for row in self.rows)
+        alike = by_reason((f"{row.name}, {row.role}", kind) for row, own in kinds for kind in own)
         yield Listing(f"Differences by kind ({len(alike)})", alike)
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
@@ -252,8 +254,3 @@ class AnnotationDiff(ModelReport):
         changed = len(self.rows) - sum(counts.values())
         shown = ", ".join(f"{count} {status}" for status, count in counts.items())
         return [f"{counted(len(self.rows), 'place')} differ: {changed} changed, {shown}; {same}."]
-
-
-def _kinds(row: AnnotationDiffRow) -> list[str]:
-    """What differs, fact by fact; all of it as one where the row does not tell the facts apart."""
-    return row.kind.split("\n") if row.kind else [f"{row.status}: {row.what}"]

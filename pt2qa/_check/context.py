@@ -158,11 +158,6 @@ class CheckContext:
             raise UnavailableError(NO_QUANTIZER)
         return self._attempt("quantizer", "the quantizer is refused", lambda: resolve(quantizer))
 
-    @property
-    def int32_bias(self) -> bool | None:
-        """Whether the backend's kernels add biases to 32-bit sums; None if no plug-in says."""
-        return getattr(self.known("plugin"), "int32_bias", None)
-
     @functools.cached_property
     def annotations(self) -> Annotations:
         """What the quantizer annotates in the graph, before any calibration."""

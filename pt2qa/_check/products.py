@@ -71,16 +71,12 @@ def products_of(
     products = []
     for name, node, macs, owner in found:
         known = None if annotated is None else name in annotated
-        state = _if_annotated(states.get(name, "float"), node, known is not False)
+        state = states.get(name, "float")
+        if known is False and state == "quantized":
+            # The ops before it may still round their outputs.
+            state = "input only" if any(source.op == "get_attr" for source in node.all_input_nodes) else "float"
         products.append(Product(name, op_of(node.target), node, macs, macs / total, owner, known, state))
     return tuple(products)
-
-
-def _if_annotated(state: State, node: Node, is_annotated: bool) -> State:
-    """The state of an op that may itself be unannotated: the ops before it may still round their outputs."""
-    if is_annotated or state != "quantized":
-        return state
-    return "input only" if any(source.op == "get_attr" for source in node.all_input_nodes) else "float"
 
 
 def multiply_adds(node: Node) -> int:

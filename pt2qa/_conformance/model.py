@@ -52,7 +52,14 @@ class ConformanceModel:
         make = self.make if spelling == MODULE else self.spellings[spelling]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return _with_statistics(make()).eval()
+            model = make()
+            # Nontrivial running means and variances, so that folding has an effect.
+            for name, buffer in model.named_buffers():
+                if name.rpartition(".")[2] == "running_mean":
+                    buffer.normal_(0.0, 0.2)
+                elif name.rpartition(".")[2] == "running_var":
+                    buffer.uniform_(0.5, 1.5)
+        return model.eval()
 
     def batches(self) -> tuple[Inputs, Inputs]:
         """Two batches of inputs; the first one is the example for export."""
@@ -62,13 +69,3 @@ class ConformanceModel:
                 torch.manual_seed(seed)
                 drawn.append(self.inputs())
         return drawn[0], drawn[1]
-
-
-def _with_statistics(model: nn.Module) -> nn.Module:
-    """The model with nontrivial running means and variances, so that folding has an effect."""
-    for name, buffer in model.named_buffers():
-        if name.rpartition(".")[2] == "running_mean":
-            buffer.normal_(0.0, 0.2)
-        elif name.rpartition(".")[2] == "running_var":
-            buffer.uniform_(0.5, 1.5)
-    return model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import io
-from collections import Counter, defaultdict
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -166,12 +167,8 @@ def same_names(names: dict[int, OpName], wanted: dict[int, OpName]) -> dict[int,
 
 
 def _ordinals(names: dict[int, OpName]) -> list[tuple[str, int]]:
-    counts: Counter[str] = Counter()
-    places = []
-    for name in names.values():
-        places.append((name.op, counts[name.op]))
-        counts[name.op] += 1
-    return places
+    counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    return [(name.op, next(counts[name.op])) for name in names.values()]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pt2qa._decibels import agreement
 from pt2qa._deployed.rows import FLOAT_MATCH_DB, LSB
-from pt2qa._graph.handles import attribute_of, op_of
+from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES
 from pt2qa._simulator import quant_ops
@@ -39,14 +39,14 @@ class Region:
         last: the node that was observed.
         given: by node, the deployed value.
         deployed: the deployed value of the last node.
-        name_of: what a report calls a node.
+        names: what reports call the ops, by handle.
     """
 
     root: GraphModule
     last: Node
     given: Mapping[Node, Any]
     deployed: Tensor
-    name_of: Callable[[Node], str]
+    names: Mapping[int, OpName]
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -73,6 +73,9 @@ class Region:
     def constant(self, node: Node) -> Any:
         """The value of a constant; None for what is computed."""
         return attribute_of(self.root, node) if node.op == "get_attr" else None
+
+    def named(self, node: Node) -> str:
+        return name_of(node, self.names) or node.name
 
     def real(self, value: Tensor) -> Tensor:
         """A value of the last node, dequantized if it is integers."""
@@ -138,7 +141,7 @@ def another_scale(region: Region) -> Supposed:
             if not torch.allclose(ratio, torch.ones(())):
                 low, high = (f"{float(each):.3g}" for each in (ratio.min(), ratio.max()))
                 times = low if low == high else f"{low} to {high}"
-                told = f"its bias is held at {times} times its value: with the scale of {region.name_of(reader)}"
+                told = f"its bias is held at {times} times its value: with the scale of {region.named(reader)}"
                 yield told, _with_bias(node, partial(torch.mul, other=ratio))
 
 
@@ -194,7 +197,7 @@ def _bias_scale(region: Region, node: Node) -> Tensor | None:
 def lost_limits(region: Region) -> Supposed:
     """An activation that clamps nothing."""
     for node in region.called(*_CLAMPS):
-        yield f"the limits of {region.name_of(node)} are lost", {node: lambda x, *_, **__: x}
+        yield f"the limits of {region.named(node)} are lost", {node: lambda x, *_, **__: x}
 
 
 def wider_range(region: Region) -> Supposed:

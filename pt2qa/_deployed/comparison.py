@@ -25,7 +25,6 @@ from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
 from pt2qa._deployed.stages import Stages
 from pt2qa._exclusion import computes
-from pt2qa._graph.handles import name_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
@@ -209,11 +208,8 @@ class Comparison:
         known |= {place[index]: value for index, value in seen.items() if self.sums[index].count}
         for index, deployed in seen.items():
             if index not in self.causes and self._row(self.observed[index]).is_suspect:
-                region = Region(self.pair.quantized, place[index], known, deployed, self._named)
+                region = Region(self.pair.quantized, place[index], known, deployed, self.pair.names)
                 self.causes[index] = cause_of(region)
-
-    def _named(self, node: Node) -> str:
-        return name_of(node, self.pair.names) or node.name
 
     def _fitting(self, expected: Sequence[Tensor], outputs: Sequence[Any]) -> list[Tensor]:
         """The outputs of the program that are to be compared, in the model's order."""

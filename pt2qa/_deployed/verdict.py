@@ -67,14 +67,10 @@ def _about_stages(stages: Sequence[StageRow], deployed: str) -> str:
     if found is None:
         return f"{total}; no stage adds noise above {decibels(1.0, SLIGHT):g} dB."
     before = stages[[row.name for row in stages].index(found.name) - 1]
-    step = f"from {_level(before.sqnr)} to {_level(found.sqnr)}"
+    levels = ("exact" if row.sqnr == inf else f"{decibel(row.sqnr)} dB" for row in (before, found))
     better = f": better than the {before.name} graph says" if found.sqnr > before.sqnr else ""
     doing = deployed if found.name == "deployed" else DOING.get(found.name, "it")
-    return f"{total}. Stage: {found.name} ({doing}), {step}{better}."
-
-
-def _level(sqnr: float) -> str:
-    return "exact" if sqnr == inf else f"{decibel(sqnr)} dB"
+    return f"{total}. Stage: {found.name} ({doing}), from {' to '.join(levels)}{better}."
 
 
 def _about_kernels(

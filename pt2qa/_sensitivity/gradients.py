@@ -260,16 +260,14 @@ _ANY_LAYOUT = {
 }
 
 
-def laid_out(step: Step, value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.dim() != 4 or value.layout != torch.strided:
-        return value
-    name = op_of(step.function)
-    if name == "conv2d":
-        return value.contiguous(memory_format=torch.channels_last)
-    return value if name in _ANY_LAYOUT else value.contiguous()
-
-
 def laid_out_inputs(step: Step, env: Values) -> Mapping[int, Any]:
     """The inputs of an op by slot, in the layout of the op; constants are unchanged."""
-    constants = {slot: env[slot] for slot in step.constants}
-    return constants | {slot: laid_out(step, env[slot]) for slot in step.reads}
+    name, inputs = op_of(step.function), {slot: env[slot] for slot in (*step.constants, *step.reads)}
+    for slot in step.reads:
+        value = inputs[slot]
+        if isinstance(value, Tensor) and value.dim() == 4 and value.layout == torch.strided:
+            if name == "conv2d":
+                inputs[slot] = value.contiguous(memory_format=torch.channels_last)
+            elif name not in _ANY_LAYOUT:
+                inputs[slot] = value.contiguous()
+    return inputs

@@ -41,8 +41,8 @@ def reached_by_most(noise: Sequence[float], variance: Sequence[float]) -> float:
     drawn = np.random.default_rng(20241).standard_normal((50, len(values)))
     spread = float(values.var())
     without = math.sqrt(max(0.0, 1 - float(np.square(errors).mean()) / spread)) if spread else 0.0
-    ranks = _ranks(without * values + drawn * errors)
-    own = _ranks(values[None])[0]
+    ranks = (without * values + drawn * errors).argsort(1).argsort(1)
+    own = values.argsort().argsort()
     # Without ties: 1 - 6 * sum of squared differences of ranks / (n * (n² - 1)).
     differences = ((ranks - own) ** 2).sum(1)
     found = 1 - 6 * differences / (len(values) * (len(values) ** 2 - 1))
@@ -76,10 +76,6 @@ def needed(noise: Sequence[float], variance: Sequence[float], earlier: Sequence[
         if count >= MOST:
             return None
         count = min(2 * count, MOST)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return values.argsort(1).argsort(1)
 
 
 def random_signs(outputs: Sequence[Tensor], samples: int, count: int, seed: int, first: int = 0) -> list[list[Tensor]]:

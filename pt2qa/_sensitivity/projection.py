@@ -70,7 +70,13 @@ class Projection:
         """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors."""
         started = ProjectedBatch(self, values, seed, counted)
         if self.independent is None and started.samples > 1:
-            self._part_samples()
+            program, found = self.pair.program, independence(self.pair, self.post_process)
+            self.independent, ends = found.slots, {path.end.out for path in self.paths}
+            names = [program.steps[program.producers[slot]].name for slot in sorted(ends - found.slots)]
+            if found.problem:
+                self.together = f"the independence of samples could not be tested ({found.problem})"
+            elif names:
+                self.together = f"no axis of independent samples at {few(list(dict.fromkeys(names)), 3)}"
         return started
 
     @property
@@ -78,16 +84,6 @@ class Projection:
         cleaned = [f"non-finite errors count as zero at {few(list(self.cleaned), 3)}"] if self.cleaned else []
         together = [f"{self.together}: projected for the whole batch at once"] if self.together else []
         return [*together, *cleaned]
-
-    def _part_samples(self) -> None:
-        program, found = self.pair.program, independence(self.pair, self.post_process)
-        ends = {path.end.out for path in self.paths}
-        self.independent = found.slots
-        names = [program.steps[program.producers[slot]].name for slot in sorted(ends - found.slots)]
-        if found.problem:
-            self.together = f"the independence of samples could not be tested ({found.problem})"
-        elif names:
-            self.together = f"no axis of independent samples at {few(list(dict.fromkeys(names)), 3)}"
 
 
 class ProjectedBatch:
@@ -233,7 +229,10 @@ class _Meter:
                         dots[rounding].append(found)
                 known = self.found[path.site]
                 for rounding, parts in dots.items():
-                    known[rounding] = _sum(known.get(rounding), torch.cat(parts, 1))
+                    new, old = torch.cat(parts, 1), known.get(rounding)
+                    if old is not None and old.shape != new.shape:  # over all samples where one of them is
+                        new, old = new.sum(1, keepdim=True), old.sum(1, keepdim=True)
+                    known[rounding] = new if old is None else old + new
 
     def _projected(self, path: Path, gradients: Gradients) -> Iterator[tuple[list[Rounding], Tensor]]:
         """The dot products of each change at the end of a path with each gradient, for some samples after others."""
@@ -277,15 +276,6 @@ class _Meter:
                 for name, own in variants.items():
                     end = self.found[site][own.end]
                     yield (site, name), end if own.start is None else end - self.found[site][own.start]
-
-
-def _sum(known: Tensor | None, dots: Tensor) -> Tensor:
-    """The sum of dot products; over all samples where one of them is."""
-    if known is None:
-        return dots
-    if known.shape != dots.shape:
-        known, dots = known.sum(1, keepdim=True), dots.sum(1, keepdim=True)
-    return known + dots
 
 
 def _dots(gradients: Sequence[Tensor], error: Tensor, rows: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from pt2qa._sensitivity.ledger import Place
-from pt2qa._simulator.program import Program, Site, Step
+from pt2qa._simulator.program import Program
 from pt2qa.errors import SelectionError
 
 Group = Literal["region", "module"]
@@ -55,14 +55,17 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
 
 
 def _single_places(program: Program) -> tuple[SiteGroup, ...]:
-    duplicates = _duplicates(program)
+    # Sites of the same value with the same parameters, by the first of them.
+    copies: dict[int | None, list[int]] = defaultdict(list)
+    for step in program.steps:
+        if step.site is not None and step.duplicate_of is not None:
+            copies[program.steps[program.producers[step.duplicate_of]].site].append(step.site)
     # Reversed, so that the first step that reads a constant wins.
     readers = {slot: step for step in reversed(program.steps) for slot in step.constants}
-    places = []
+    duplicates, places = {site for later in copies.values() for site in later}, []
     for site in program.sites:
         if site.index in duplicates:
             continue
-        copies = tuple(copy for copy, first in duplicates.items() if first == site.index)
         place = SiteGroup(
             name=site.name,
             kind="activation" if site.kind == "activation" else "weight",
@@ -70,31 +73,16 @@ def _single_places(program: Program) -> tuple[SiteGroup, ...]:
             dtype=site.params.dtype,
             site=site.index,
             handle=site.handle,
-            sites=(site.index, *copies),
+            sites=(site.index, *copies[site.index]),
         )
-        if (step := _home(program, site, readers)) is not None:
-            place = replace(place, module=step.module, region=step.region, steps=frozenset({step.index}))
+        home = readers.get(site.source)
+        if site.source != site.result:
+            producer = program.producers.get(program.unrounded(site.source))
+            home = None if producer is None else program.steps[producer]
+        if home is not None:  # else it is a model input
+            place = replace(place, module=home.module, region=home.region, steps=frozenset({home.index}))
         places.append(place)
     return tuple(places)
-
-
-def _duplicates(program: Program) -> dict[int, int]:
-    """Site → the first site of the same value with the same parameters."""
-    return {
-        step.site: first
-        for step in program.steps
-        if step.site is not None
-        and step.duplicate_of is not None
-        and (first := program.steps[program.producers[step.duplicate_of]].site) is not None
-    }
-
-
-def _home(program: Program, site: Site, readers: dict[int, Step]) -> Step | None:
-    """The op that produces an activation or reads a weight; None for a model input."""
-    if site.source == site.result:
-        return readers.get(site.source)
-    producer = program.producers.get(program.unrounded(site.source))
-    return None if producer is None else program.steps[producer]
 
 
 def _together(program: Program, places: list[SiteGroup], group: Group) -> SiteGroup:

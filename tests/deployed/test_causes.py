@@ -42,7 +42,7 @@ def deployed(change: Callable[[Node, tuple[Any, ...]], tuple[Any, ...] | Tensor 
             args = tuple(values.get(arg, arg) if isinstance(arg, Node) else arg for arg in node.args)
             changed = change(node, args)
             values[node] = changed if isinstance(changed, Tensor) else node.target(*(changed or args))  # type: ignore[operator]
-    return Region(graph, last, {first: values[first]}, values[last], lambda node: str(node))
+    return Region(graph, last, {first: values[first]}, values[last], {})
 
 
 def is_conv(node: Node) -> bool:
@@ -100,7 +100,7 @@ def test_a_fault_of_a_float_kernel_is_named(cause: str) -> None:
         value = conv(X)
         if "bfloat16" in cause:
             value = copy.deepcopy(conv).bfloat16()(X.bfloat16()).float().clamp(-0.5, 0.5)
-        region = Region(graph, last, {x: X}, value, str)
+        region = Region(graph, last, {x: X}, value, {})
         assert not region.gives(region.run())
         assert cause_of(region) == cause
 
@@ -127,7 +127,7 @@ def test_sums_that_saturate_at_16_bits_are_named(op: str) -> None:
     value = (sums * first.args[1] * scales).float() + model.bias  # type: ignore[operator]
     value = (value.permute(0, 3, 1, 2) if op == "conv2d" else value).detach()
     with torch.no_grad():
-        region = Region(graph, last, {first: integers}, value, str)
+        region = Region(graph, last, {first: integers}, value, {})
         assert not region.gives(region.run())
         assert cause_of(region) == "sums of two of its products saturate at 16 bits"
 

@@ -110,7 +110,9 @@ def unmatched_filter(context: CheckContext) -> Iterator[Found]:
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     for one in filters:
         if not any(_KINDS[one.kind][1](one.key, node) for node in nodes):
-            why = f"{one.attribute} has {_text(one.key)}, which matches no op of the graph"
+            key = one.key.__qualname__ if isinstance(one.key, type) else one.key
+            named = repr(key) if isinstance(one.key, str) else str(key)
+            why = f"{one.attribute} has {named}, which matches no op of the graph"
             if one.kind == "module_name":
                 yield Found("", why + _near(one.key, nodes))
             else:
@@ -144,10 +146,6 @@ def _near(path: str, nodes: list[Node]) -> str:
         return f": it is a container that forward does not call; name what is in it, such as {inside[0]!r}"
     near = question(bare, known, 3)
     return f"; {near}" if near else ""
-
-
-def _text(key: Any) -> str:
-    return key.__qualname__ if isinstance(key, type) else repr(key) if isinstance(key, str) else str(key)
 
 
 def _in_module_type(cls: type, node: Node) -> bool:

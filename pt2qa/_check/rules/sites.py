@@ -276,7 +276,7 @@ INT32_MAX = 2**31 - 1
 )
 def bias_overflow(context: CheckContext) -> Iterator[Found]:
     """Of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
-    in_int32 = context.int32_bias
+    in_int32 = getattr(context.known("plugin"), "int32_bias", None)  # None if no plug-in says
     require(in_int32 is not False, "to kernels that add the bias in float")
     products = [product for product in context.integer_products if product.bias is not None]
     require(products, "to models without biases of quantized weights")

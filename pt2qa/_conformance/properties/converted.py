@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from pt2qa._simulator.simulator import Simulator
 from pt2qa.errors import QuantizeError, SimulationError
 from pt2qa.overrides import Annotations, Edit
 
-_STAGES: tuple[Stage, ...] = ("prepare", "calibrated", "convert", "lower")
+_STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @holds("annotate and prepare succeed")
