@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from pt2qa._conformance.conformance import QuantizerConformance, check_quantizer
-from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
+from pt2qa._conformance.nets import ConformanceModel
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, does_not_apply, failed, passed, skipped
 from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage

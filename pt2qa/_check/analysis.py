@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -146,14 +146,18 @@ def check(
         found, outcome = _run(every[rule_id], context, quiet)
         rows += found
         outcomes.append(outcome)
+    ran = [every[outcome.rule] for outcome in outcomes if outcome.outcome != "not applied"]
+    # The name of a silence that matches nothing is misspelled, or gone.
+    loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
+    unmatched = [f"silence: {rule}:{pattern} matches no finding" for rule, pattern in quiet if rule in loud]
     looked = "layers" in vars(context)
     unread = ["batches: no rule that ran reads data"] if batches is not None and not looked else []
     health = context.layers.health if looked else DataHealth(0, 0)
     return Findings(
         rows=errors_first(rows, chosen),
         rules=tuple(outcomes),
-        checked=_checked(context, every, outcomes),
-        notes=(*(subject.notes if kind == "pair" else ()), *_unmatched(quiet, outcomes), *unread),
+        checked=tuple(dict.fromkeys((kind, *(need for rule in ran for need in rule.needs)))),
+        notes=(*(subject.notes if kind == "pair" else ()), *unmatched, *unread),
         **_about(context),
         batches=health.batches,
         samples=health.samples,
@@ -194,12 +198,6 @@ def _known(wanted: Collection[str], every: Mapping[str, Rule], option: str) -> l
     return [rule for rule in every if rule in wanted]
 
 
-def _unmatched(quiet: Iterable[tuple[str, str]], outcomes: Iterable[RuleOutcome]) -> Iterator[str]:
-    """Silences that match none of their rule's findings: the name is misspelled, or gone."""
-    loud = {outcome.rule for outcome in outcomes if outcome.count and not outcome.silenced}
-    yield from (f"silence: {rule}:{pattern} matches no finding" for rule, pattern in quiet if rule in loud)
-
-
 def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) -> tuple[list[Finding], RuleOutcome]:
     try:
         for need in rule.needs:
@@ -223,12 +221,6 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
     shown = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in patterns)]
     outcome = RuleOutcome(rule.id, rule.title, "found" if rows else "clear", len(shown), len(rows) - len(shown), "")
     return shown, outcome
-
-
-def _checked(context: CheckContext, every: Mapping[str, Rule], outcomes: Iterable[RuleOutcome]) -> tuple[str, ...]:
-    """What was given, and what else the rules that ran looked at."""
-    ran = [every[outcome.rule].needs for outcome in outcomes if outcome.outcome != "not applied"]
-    return tuple(dict.fromkeys((context.given, *(need for needs in ran for need in needs))))
 
 
 def _about(context: CheckContext) -> dict[str, Any]:

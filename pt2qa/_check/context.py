@@ -72,6 +72,7 @@ class CheckContext:
         eager: the model that a capture, a graph or a pair was made from, if the user gave it too.
         errors: why ``capture``, ``quantizer``, ``annotations`` and so on are unavailable; filled along the way, for the
             rules that report it.
+        sums: what the rules know of the values of weights, each of which is read once.
     """
 
     given: Kind
@@ -85,6 +86,7 @@ class CheckContext:
     cpu: frozenset[str] = frozenset()
     eager: nn.Module | None = None
     errors: dict[str, Pt2qaError] = field(default_factory=dict)
+    sums: SumsOfWeights = field(default_factory=SumsOfWeights)
 
     @property
     def is_exported(self) -> bool:
@@ -272,17 +274,12 @@ class CheckContext:
     @functools.cached_property
     def weights(self) -> tuple[WeightRow, ...]:
         """What rounding did to each weight of the pair."""
-        return weight_rows(self.pair, self._sums)
+        return weight_rows(self.pair, self.sums)
 
     @functools.cached_property
     def integer_products(self) -> tuple[IntegerProduct, ...]:
         """The convolutions and linears of the pair with quantized weights; for rules of plug-ins, too."""
-        return integer_products(self.pair, self._sums)
-
-    @functools.cached_property
-    def _sums(self) -> SumsOfWeights:
-        """What the rules know of the values of weights, each of which is read once."""
-        return SumsOfWeights()
+        return integer_products(self.pair, self.sums)
 
     def known(self, what: str) -> Any:
         """One of these properties by name; None if it is unavailable."""

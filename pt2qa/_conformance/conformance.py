@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from tqdm import tqdm
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._conformance.model import ConformanceModel
 from pt2qa._conformance.models import MODELS
+from pt2qa._conformance.nets import ConformanceModel
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, failed
 from pt2qa._conformance.properties.soundness import NO_SPEC, backend_spec

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from pt2qa._conformance import nets
-from pt2qa._conformance.model import ConformanceModel as Model
+from pt2qa._conformance.nets import ConformanceModel as Model
 from pt2qa._conformance.nets import Net, drawn, images, net, rows, sequences
 
 _CONV = (nn.Conv2d, 3, 4, 1)

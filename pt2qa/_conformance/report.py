@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.columns import column, derived, shown_columns
@@ -55,9 +55,6 @@ class ModelCoverage:
     pattern: str
     ops: int
     annotated: int
-
-
-_WORST_FIRST: Final = ("failed", "passed", "does not apply", "skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,9 @@ class ConformanceReport(ModelReport):
 
     def _ordered(self, sort: str) -> tuple[Sequence[ConformanceRow], str | None]:
         if sort == "worst":
-            return sorted(self.rows, key=lambda row: _WORST_FIRST.index(row.outcome)), None
+            return sorted(
+                self.rows, key=lambda row: (row.outcome != "failed", get_args(Verdict).index(row.outcome))
+            ), None
         return Report._ordered(self, "property" if sort == "name" else sort)
 
     def _after(self, limit: int | None) -> Iterator[Block]:

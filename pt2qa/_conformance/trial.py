@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from pt2qa._capture.program import Capture, capture
-from pt2qa._conformance.model import MODULE, ConformanceModel, Inputs
+from pt2qa._conformance.nets import MODULE, ConformanceModel, Inputs
 from pt2qa._graph.handles import OpName, assign_handles
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize

@@ -24,8 +24,6 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
 
-_CLAMPS: Final = ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max")
-
 Instead = Mapping[Node, Callable[..., Any]]
 """What computes nodes in place of their own function."""
 
@@ -196,7 +194,7 @@ def _bias_scale(region: Region, node: Node) -> Tensor | None:
 
 def lost_limits(region: Region) -> Supposed:
     """An activation that clamps nothing."""
-    for node in region.called(*_CLAMPS):
+    for node in region.called("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max"):
         yield f"the limits of {region.named(node)} are lost", {node: lambda x, *_, **__: x}
 
 

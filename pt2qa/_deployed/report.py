@@ -8,8 +8,7 @@ from math import isfinite, isnan, sqrt
 from typing import Any, ClassVar
 
 from pt2qa._decibels import LOW_SQNR, power
-from pt2qa._deployed.rows import LSB, DeployedRow, StageRow
-from pt2qa._deployed.verdict import blamed, summary_of, suspects
+from pt2qa._deployed.rows import LSB, DeployedRow, StageRow, blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
 from pt2qa._report.columns import derived, shown_columns

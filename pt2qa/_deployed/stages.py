@@ -19,17 +19,17 @@ from pt2qa._simulator.batches import Batch, as_call
 from pt2qa._simulator.outputs import leaves_of
 from pt2qa._simulator.verification import graph_outputs
 
-_Step = tuple[NoiseSums, NoiseSums]
-"""The sums of one output against the stage before, and against the first."""
-
 
 @dataclass
 class Stages:
-    """What runs at each stage before the pair's own graphs, and the sums between the outputs of all stages."""
+    """What runs at each stage before the pair's own graphs, and the sums between the outputs of all stages.
+
+    ``sums`` are by stage, of each output against the stage before and against the first.
+    """
 
     pair: QuantizedPair
     notes: list[str] = field(default_factory=list)
-    sums: dict[str, list[_Step]] = field(default_factory=dict)
+    sums: dict[str, list[tuple[NoiseSums, NoiseSums]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.eager: nn.Module | None = None if self.pair.capture is None else self.pair.capture.eager

@@ -26,7 +26,6 @@ from pt2qa._simulator.batches import as_batch, count_samples
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, tensors_equal
 
-_SEED = 20242
 _KNOWN: WeakKeyDictionary[Simulator, Independence] = WeakKeyDictionary()
 
 
@@ -98,7 +97,7 @@ def _inputs(pair: QuantizedPair) -> tuple[list[Any], list[Any]]:
     Floats are from 0 to 1, which no root or logarithm refuses.  Integers may be indices, so they are those of the
     example, or 0 and 1 where there is none.
     """
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(20242)
     if pair.capture is not None:
         example = pair.values(as_batch(pair.capture.args, pair.capture.kwargs, pair.quantized))
     else:

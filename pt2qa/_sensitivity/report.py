@@ -131,9 +131,6 @@ class SensitivityPart(Row):
     weight: float = 0.0
 
 
-BARS: Final = 25
-
-
 @register("sensitivity", schema=4, oldest=3, since={"set_apart": 2, "input_ranges": 4})
 @dataclass(frozen=True, slots=True, repr=False)
 class SensitivityReport(DataReport):
@@ -207,7 +204,7 @@ class SensitivityReport(DataReport):
         return f"<SensitivityReport of {self.model}, {self.quantizer}: {what}, output SQNR {self.measured_sqnr:.4g} dB>"
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        worst = sorted((row for row in self.rows if isfinite(row.noise_share)), key=lambda row: row.rank)[:BARS]
+        worst = sorted((row for row in self.rows if isfinite(row.noise_share)), key=lambda row: row.rank)[:25]
         title = "Share of the output noise, by site" if self.group == "site" else f"Share of the noise, by {self.group}"
         drawn = [(f"{row.name} ({row.kind})", row.noise_share, f"{share(row.noise_share)} %") for row in worst]
         return bars(title, f"The {counted(len(worst), self.group)} that cost most.", drawn)

@@ -164,10 +164,6 @@ def _uncalibrated_sites(context: CheckContext) -> Iterator[Found]:
             yield Found(site.name, why + unless, "warning")
 
 
-LARGEST_ACTIVATION = 1e9
-"""No activation of a network is so large, and every mask that is given as an input is."""
-
-
 @rule(
     severity="error",
     title="infinity, NaN or a mask value among rounded values",
@@ -231,14 +227,11 @@ def _out_of_scale(context: CheckContext, mask: Mask | None, low: float, high: fl
     if _is_infinite(mask):
         return f"{origin} reaches it, which integers cannot represent"
     reach = max(abs(low), abs(high))
-    if reach >= LARGEST_ACTIVATION or (mask is not None and reach >= abs(mask.value) / 2):
+    # No activation of a network is so large, and every mask that is given as an input is.
+    if reach >= 1e9 or (mask is not None and reach >= abs(mask.value) / 2):
         return f"one step is {step:.3g}{f', for {origin}' if origin else ''}: every other value becomes 0"
     return ""
 
-
-OBSERVER_EPS = (2.0**-12, float(torch.finfo(torch.float32).eps))
-"""``eps`` of observers, the smallest scale: XNNPACK's and x86's quantizers set the first, torchao's default is the
-second."""
 
 FEWEST_STEPS = 8
 """A channel whose largest weight is fewer steps has lost four of its eight bits, and is below 24 dB."""
@@ -267,13 +260,15 @@ def _zero_observers(context: CheckContext) -> Iterator[Found]:
 
 
 def _degenerate_sites(context: CheckContext) -> Iterator[Found]:
+    # ``eps`` of observers, the smallest scale: XNNPACK's and x86's quantizers set the first, torchao's is the second.
+    floors = (2.0**-12, float(torch.finfo(torch.float32).eps))
     for site in context.pair.sites:
         scales = torch.as_tensor(site.params.scale if site.params.scale is not None else 1.0).double()
         wrong = scales[~(scales.isfinite() & (scales > 0))]
         if wrong.numel():
             what = f"the scale of its {site.kind} is {float(wrong[0])}"
             yield Found(site.name, what, "error", "look for infinite or NaN values in the calibration data or weights")
-        elif site.kind == "activation" and any(abs(float(scales.max()) / floor - 1) < 1e-6 for floor in OBSERVER_EPS):
+        elif site.kind == "activation" and any(abs(float(scales.max()) / floor - 1) < 1e-6 for floor in floors):
             low, high = limits(site.params)
             why = f"its scale {site.params.largest_scale:.3g} is the smallest that an observer gives: calibration saw "
             yield Found(site.name, f"{why}zeros, or values in less than the {high - low:.2g} that it spans")

@@ -37,9 +37,12 @@ def train_mode(context: CheckContext) -> Iterator[Found]:
         return
     require(context.given != "prepared", "to graphs that are being calibrated or trained")
     require(not (context.qat and context.is_exported), "to programs that are to be trained")
+    fix = "call model.eval() before torch.export; eval() of what it returns raises NotImplementedError "
+    fix += "(torchao.quantization.pt2e.move_exported_model_to_eval(graph) does it there). A program that is to be "
+    fix += "trained: pt2qa.check(..., qat=True)"
     for name, node in context.nodes.items():
         if trains(node):
-            yield Found(name, f"{op_of(node.target)} was exported in training mode", fix=_FIX_EXPORTED)
+            yield Found(name, f"{op_of(node.target)} was exported in training mode", fix=fix)
 
 
 def trains(node: Node) -> bool:
@@ -71,13 +74,6 @@ def _behaves(module: nn.Module) -> bool:
     if isinstance(module, InstanceNorm):
         return module.track_running_stats
     return isinstance(module, (Dropout, BatchNorm, nn.RReLU))
-
-
-_FIX_EXPORTED = (
-    "call model.eval() before torch.export; eval() of what it returns raises NotImplementedError "
-    "(torchao.quantization.pt2e.move_exported_model_to_eval(graph) does it there). A program that is to be trained: "
-    "pt2qa.check(..., qat=True)"
-)
 
 
 @rule(
@@ -196,10 +192,6 @@ def no_float_output(context: CheckContext) -> Iterator[Found]:
         yield Found("", f"forward returns only {dtypes}")
 
 
-HALF = 0.5
-"""Share of the weights from which on quantizing the rest is hardly worth it: int8 then saves less than 3/8 of them."""
-
-
 @rule(
     severity="warning",
     title="recurrent ops, whose inner products no quantizer sees",
@@ -209,7 +201,7 @@ HALF = 0.5
     needs=("graph",),
 )
 def opaque_recurrent(context: CheckContext) -> Iterator[Found]:
-    """An error if they hold half of the model's weights."""
+    """An error if they hold half of the model's weights: int8 then saves less than 3/8 of them."""
     graph = context.graph
     total = sum(parameter.numel() for parameter in graph.parameters())
     for name, node in context.nodes.items():
@@ -225,7 +217,7 @@ def opaque_recurrent(context: CheckContext) -> Iterator[Found]:
         if op not in CELLS:
             call = f'pt2qa.capture(model, args, decompose=("{op.partition("_")[0]}",))'
             fix = f"{call} unrolls it into linears, for sequences of one length"
-        yield Found(name, why, "error" if share >= HALF else "warning", fix, value=share)
+        yield Found(name, why, "error" if share >= 0.5 else "warning", fix, value=share)
 
 
 @rule(

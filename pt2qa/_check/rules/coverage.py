@@ -13,7 +13,7 @@ from pt2qa._simulator.products import CONVOLUTIONS, OPAQUE, RECURRENT, WEIGHTED
 from pt2qa.overrides import Annotations, fusions_in
 from pt2qa.overrides.edits import BATCH_NORMS
 from pt2qa.overrides.points import OUTPUT, GraphNode
-from pt2qa.plugins import Found, modules_of
+from pt2qa.plugins import Found, Severity, modules_of
 from pt2qa.plugins.rules import rule
 
 
@@ -86,16 +86,9 @@ def half_quantized(context: CheckContext) -> Iterator[Found]:
             why = f"the {op}'s input is rounded and its {own} not: it computes in float{how}"
         else:
             continue
-        yield Found(product.name, why, fix=_FIX_RECURRENT if recurrent else "")
-
-
-_FIX_RECURRENT = (
-    'pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn")) shows its linears to the quantizer; otherwise keep '
-    "its input in float"
-)
-
-NOTABLE = 0.01
-"""Share of a model's multiply-adds below which ops in float are a note: int8 at best saves three quarters of it."""
+        call = 'pt2qa.capture(model, args, decompose=("lstm", "gru", "rnn"))'
+        fix = f"{call} shows its linears to the quantizer; otherwise keep its input in float"
+        yield Found(product.name, why, fix=fix if recurrent else "")
 
 
 @rule(
@@ -118,8 +111,9 @@ def float_op(context: CheckContext) -> Iterator[Found]:
     for (why, fix), alike in groups.items():
         share = sum(product.share for product in alike)
         count = f"{len(alike)} {alike[0].op} with {share:.1%} of the model's multiply-adds"
-        for product in alike:
-            yield Found(product.name, f"{why}: {count}", "warning" if share >= NOTABLE else "note", fix, value=share)
+        # Where int8 saves three quarters of 1 % at best, it is a note.
+        severity: Severity = "warning" if share >= 0.01 else "note"
+        yield from (Found(product.name, f"{why}: {count}", severity, fix, value=share) for product in alike)
 
 
 def _reason(product: Product, products: Collection[Product], caller: str) -> tuple[str, str]:
@@ -159,10 +153,6 @@ def _left_on_purpose(context: CheckContext, products: Collection[Product]) -> fr
     }
 
 
-_FREE = {"dropout", "feature_dropout", "alias", "detach", "getitem"}
-"""Ops that a backend takes out, or that only name an output."""
-
-
 @rule(
     severity="note",
     title="float ops between quantized ops",
@@ -179,7 +169,9 @@ def float_island(context: CheckContext) -> Iterator[Found]:
     costs: Counter[str] = Counter()
     for island in _islands(annotations):
         read, written = _border(annotations, island)
-        kinds = list(dict.fromkeys(node.op for node in island if node.op not in _FREE))
+        # A backend takes these out, or they only name an output.
+        free = ("dropout", "feature_dropout", "alias", "detach", "getitem")
+        kinds = list(dict.fromkeys(node.op for node in island if node.op not in free))
         if read and written and kinds:
             what = f"{few(kinds, 4)} between quantized ops, with {read} dequantize and {written} quantize"
             places[what].append(island[0].name)
@@ -236,7 +228,10 @@ def unfused_pair(context: CheckContext) -> Iterator[Found]:
     for edit in fusions_in(annotations):
         first, second = (nodes[name] for name in edit.ops)
         declared.add(first.name)
-        reader = _label(second, context)
+        found = context.nodes.get(second.name)
+        # People call a hardtanh from 0 to 6 a ReLU6.
+        is_relu6 = found is not None and second.op == "hardtanh" and list(found.args[1:]) == [0.0, 6.0]
+        reader = "ReLU6" if is_relu6 else second.op
         yield Found(first.name, f"is rounded before the {reader} that reads it; the backend has one kernel for both")
     pairs = list(_pairs(annotations))
     fused = Counter((first.op, second.op) for first, second, rounded in pairs if not rounded)
@@ -245,13 +240,6 @@ def unfused_pair(context: CheckContext) -> Iterator[Found]:
         if rounded and elsewhere and first.name not in declared:
             why = f"is rounded before the {second.op} that reads it; the quantizer fuses {first.op} and {second.op}"
             yield Found(first.name, f"{why} at {counted(elsewhere, 'other place')}")
-
-
-def _label(node: GraphNode, context: CheckContext) -> str:
-    """The op as people call it: a ReLU6 is a hardtanh from 0 to 6."""
-    found = context.nodes.get(node.name)
-    is_relu6 = found is not None and node.op == "hardtanh" and list(found.args[1:]) == [0.0, 6.0]
-    return "ReLU6" if is_relu6 else node.op
 
 
 def _pairs(annotations: Annotations) -> Iterator[tuple[GraphNode, GraphNode, bool]]:

@@ -22,9 +22,6 @@ from pt2qa.errors import Pt2qaError
 from pt2qa.plugins import DoesNotApplyError, Found
 from pt2qa.plugins.rules import rule
 
-_REPORTED_ELSEWHERE = (inline_regions, remove_dead_code, remove_added_zeros, keep_scalars)
-"""Passes of capture whose findings other rules show."""
-
 
 @rule(
     severity="error",
@@ -40,8 +37,8 @@ def plain_program(context: CheckContext) -> Iterator[Found]:
     fixing = context.fixing_passes
     if error := context.errors.get("annotations"):
         for run, changes in fixing.items():
-            if run in _REPORTED_ELSEWHERE:
-                continue
+            if run in (inline_regions, remove_dead_code, remove_added_zeros, keep_scalars):
+                continue  # other rules show what they find
             shared = [change for change in changes if change.rule == "shared module"]
             for change in shared or changes:
                 why = f"{change.rule}: the quantizer fails unless it is {change.what}"

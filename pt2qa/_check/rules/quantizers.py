@@ -75,10 +75,6 @@ def is_foreign(quantizer: Any) -> bool:
     return named or (hasattr(quantizer, "annotate") and not hasattr(quantizer, "build"))
 
 
-_SETTING = re.compile(r"(module_name|module_type|operator_type)\w*config")
-"""What quantizers of torchao and executorch call the dicts of their settings: ``module_name_config`` and the like."""
-
-
 class Filter(NamedTuple):
     """One entry of a quantizer's settings: the dict that holds it, what it names (``module_name`` ...), and its key."""
 
@@ -125,7 +121,8 @@ def filters_of(quantizer: Any, seen: set[int]) -> Iterator[Filter]:
 
     seen.add(id(quantizer))
     for attribute, value in vars(quantizer).items():
-        kind = _SETTING.fullmatch(attribute)
+        # What quantizers of torchao and executorch call the dicts of their settings: module_name_config and the like.
+        kind = re.fullmatch(r"(module_name|module_type|operator_type)\w*config", attribute)
         if kind and isinstance(value, Mapping):
             yield from (Filter(attribute, kind[1], key) for key in value if isinstance(key, _KINDS[kind[1]][0]))
         inner = value if isinstance(value, list | tuple) else (value,)

@@ -113,10 +113,6 @@ def unused_range(context: CheckContext) -> Iterator[Found]:
             yield Found(row.name, f"{why} and leaves {decibel(row.rounding_sqnr)} dB", value=bits)
 
 
-SAME = 1e-6
-"""Relative difference of two scales that are one: float32 has seven digits."""
-
-
 @rule(
     severity="warning",
     title="values rounded twice with different parameters",
@@ -156,7 +152,8 @@ def _equal(one: object, other: object) -> bool:
     if one is None or other is None or not (isinstance(one, kinds) or isinstance(other, kinds)):
         return one == other
     left, right = torch.as_tensor(one).double(), torch.as_tensor(other).double()
-    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=SAME, atol=0))
+    # float32 has seven digits.
+    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=1e-6, atol=0))
 
 
 def _rounded_before(pair: QuantizedPair, slot: int) -> Iterator[tuple[Site, tuple[str, ...]]]:
@@ -262,9 +259,6 @@ def channel_range(context: CheckContext) -> Iterator[Found]:
         yield Found(product.name, f"{why}, the smallest 1/{ratio:.0f}", value=share)
 
 
-INT32_MAX = 2**31 - 1
-
-
 @rule(
     severity="warning",
     title="biases beyond 32 bits",
@@ -287,7 +281,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
         values = bias.detach().cpu().double().abs().flatten()
         # A transposed convolution has one scale for the channels of the same number in every group.
         steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
-        if over := int((steps > INT32_MAX).sum()):
+        if over := int((steps > 2**31 - 1).sum()):
             stored = in_int32 or product.bias_params is not None
             most, step = float(steps.max()), float(scales.min())
             why = f"{over} of {len(steps)} channels have a bias of up to {most:.2g} steps of {step:.2g}"

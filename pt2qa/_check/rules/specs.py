@@ -136,9 +136,6 @@ def _differing(annotations: Annotations, one: Point, other: Point) -> tuple[str,
     return () if first is None or second is None else differing(first, second)
 
 
-_JOINS = ("add", "sub", "mul", "cat", "stack")
-
-
 @rule(
     severity="warning",
     title="operands of a sum or concatenation that are quantized differently",
@@ -151,7 +148,8 @@ _JOINS = ("add", "sub", "mul", "cat", "stack")
 def residual_add(context: CheckContext) -> Iterator[Found]:
     annotations = context.annotations
     nodes = annotations.graph.nodes
-    joins = [node for node in nodes.values() if node.op in _JOINS and node.name in annotations.ops]
+    kinds = ("add", "sub", "mul", "cat", "stack")
+    joins = [node for node in nodes.values() if node.op in kinds and node.name in annotations.ops]
     for node in require(joins, "to models without annotated sums or concatenations"):
         operands = [nodes[key] for key in node.inputs if nodes[key].is_tensor and not nodes[key].constant]
         specs = {operand.name: spec_read(annotations, operand.key, node.key) for operand in operands}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from pt2qa._check.context import require
-from pt2qa._conformance.model import MODULE
+from pt2qa._conformance.nets import MODULE
 from pt2qa._conformance.properties.property import NOTHING, Outcome, SkippedError, annotated_in, failed, holds, passed
 from pt2qa._conformance.trial import Annotated, Failure, Layout, Trial, differences, exported, loaded, re_exported, some
 from pt2qa.plugins import resolve
