@@ -133,9 +133,8 @@ class ConformanceReport(ModelReport):
 
     def _ordered(self, sort: str) -> tuple[Sequence[ConformanceRow], str | None]:
         if sort == "worst":
-            return sorted(
-                self.rows, key=lambda row: (row.outcome != "failed", get_args(Verdict).index(row.outcome))
-            ), None
+            order = ("failed", "passed", "does not apply", "skipped")
+            return sorted(self.rows, key=lambda row: order.index(row.outcome)), None
         return Report._ordered(self, "property" if sort == "name" else sort)
 
     def _after(self, limit: int | None) -> Iterator[Block]:
