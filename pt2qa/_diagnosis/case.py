@@ -160,13 +160,13 @@ class Case:
                 yield item.values, self.counted(self.judge.data, item.batch, item.values)
 
     @property
-    def _is_judged_apart(self) -> bool:
+    def is_judged_apart(self) -> bool:
         """Whether evaluation data were given beside the data that analyses read."""
         return self.judge.data.batches is not self.data.batches
 
     @functools.cached_property
     def ranges(self) -> dict[int, Observed]:
-        if self._is_judged_apart or not self._folds:
+        if self.is_judged_apart or not self._folds:
             found = observe(self.pair, self.flat(self.data))
         else:
             one, other = self._folds
@@ -181,7 +181,7 @@ class Case:
 
         The latter are for judging, and of all other data.
         """
-        known = [self.ranges[site]] if self._is_judged_apart else []
+        known = [self.ranges[site]] if self.is_judged_apart else []
         return [self.ranges[site], *(observed_together([*known, other[site]]) for other in reversed(self._folds))]
 
     @functools.cached_property

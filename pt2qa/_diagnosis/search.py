@@ -56,6 +56,8 @@ class Search:
         """By error, the remedies that fail with it."""
         self.state = Treatment()
         self.quality: Outcome = self.case.now
+        self.later: list[Hypothesis] = []
+        """Other calibration data where nothing says that the data are at fault."""
         self.bounds: dict[Ranges, Outcome] = {}
         self.deployed: list[FigureRow] = []
         self.free: Outcome | None = None
@@ -81,7 +83,7 @@ class Search:
         costly = [each for each in found if _takes_out(each)]
         self._take([each for each in found if each not in costly])
         self._repair()
-        self._take(list(calibration.bad_sample(case, self.state, self.quality)))
+        self._take([*self.later, *calibration.bad_sample(case, self.state, self.quality)])
         if self._can_be_better():
             self.free = repairs.bound(case, self.state, self.quality)
             self._take(costly)
@@ -213,6 +215,15 @@ class Search:
                 return True
         return False
 
+    @property
+    def out_of_reach(self) -> float | None:
+        """dB of the best bound, if it is certainly better, by more than a row needs; else None."""
+        sqnr = self.quality.worst[1]
+        gains = [each.gain_over(self.quality) for each in self.bounds.values()]
+        of_metric = self.quality.of_metric
+        best = max((each.middle if of_metric else each.value for each in gains if each.is_certain), default=0.0)
+        return sqnr + best if self.worth.pays(sqnr, best, 0.0, is_fault=False) else None
+
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""
         case = self.case
@@ -228,10 +239,15 @@ class Search:
         if "fitted" in case.instead:
             yield from weights.coarse(case)
             data = list(calibration.ranges_of_calibration(case))
-            yield from data
+            at_fault = bool(data) and calibration.is_of_another_kind(case, case.seen)
+            if at_fault:
+                yield from data
+            else:
+                self.later += data
             yield from sites.twice(case)
-            yield from sites.unfit(case, data_at_fault=bool(data))
+            yield from sites.unfit(case, data_at_fault=at_fault)
         if "by channel" in case.instead:
+            yield from repairs.equalized(case)
             yield from sites.outliers(case)
 
     def _treated(self) -> Case:
@@ -424,7 +440,7 @@ class Search:
         self.tried.append(TriedRow(each.cause, each.name, each.remedy, gain, reason))
 
 
-FITTED: Final = ("range", "bias", "round", "shift", "scale", "smooth")
+FITTED: Final = ("int8", "int8_weight", "range", "bias", "round", "shift", "scale", "smooth")
 """Edits that change how much noise their ops make in int8."""
 
 COSTLY: Final = frozenset({"precision", "outlier-channel"})

@@ -59,6 +59,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         return f"No cause found: {now}{found}.{_from_repair(search)}"
     best = max((each.worst[1] for each in search.bounds.values() if not math.isnan(each.worst[1])), default=math.nan)
     rest = _from_repair(search)
+    if (bound := search.out_of_reach) is not None:
+        return f"No certain remedy: {now}; ranges that fit the data would give {decibel(bound)} dB{_likeliest(search)}."
     poor, holder = case.now.worst[1] < LOW_SQNR, _holder(case)
     if poor and holder is not None:
         return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"
@@ -74,6 +76,14 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if poor:
         return f"No single cause: {now}{found}.{rest}"
     return f"Nothing to do: {now}{found}.{rest}"
+
+
+def _likeliest(search: Search) -> str:
+    """The remedy that gained most of those whose gain may be chance."""
+    found = max((row for row in search.tried if row.gain > 0), key=lambda row: row.gain, default=None)
+    if found is None:
+        return ""
+    return f". The best of those that were tried is {found.cause}, {signed(found.gain)} dB: {found.reason}"
 
 
 def _elsewhere(found: Outcome, unit: str) -> str:

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._exclusion import computes
-from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves
+from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves, difference
+from pt2qa._graph.handles import handle_of
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import buffers_kept, written_buffers
@@ -152,8 +153,9 @@ class Verification:
             hints = "".join(f" {note}." for note in self.graphs.simulator.program.notes)
             raise SimulationError(
                 f"the quantized graph without its quantization is not the reference graph: {found}, "
-                "and quantization does not explain that. Either the two graphs were not made from one float graph "
-                f"(same weights, eval mode), or convert_pt2e changed the model.{hints}{_written_buffers(self.graphs)}"
+                f"and quantization does not explain that.{_first_change(graphs, values, least)} Either the two graphs "
+                "were not made from one float graph (same weights, eval mode), or convert_pt2e changed the model."
+                f"{hints}{_written_buffers(self.graphs)}"
             )
         check.check(exact=tensors_equal(leaves, expected))
         accepted.update((digest, wanted))
@@ -263,6 +265,33 @@ def _first_difference(graphs: Graphs, values: Values) -> str:
         f"the simulator does not compute what the converted graph computes: they differ {where}. "
         "Its numbers would describe another model, so none are reported. Please file a bug with the model."
     )
+
+
+_IN_TRAINING = {
+    "dropout": "it drops values at random, as in training mode",
+    "batch_norm": "it may use the statistics of the batch, as in training mode",
+}
+"""What ops do otherwise in training mode, by the beginning of their type."""
+
+
+def _first_change(graphs: Graphs, values: Values, least: float) -> str:
+    """Names the first op that computes something else without quantization than it does in the reference graph."""
+    expected: dict[int, Any] = {}
+
+    def keep(node: Node, value: Any) -> None:
+        if (handle := handle_of(node)) is not None:
+            expected[handle] = value.clone() if isinstance(value, Tensor) else value
+
+    graph_outputs(graphs.reference, values, keep)
+    last = {step.handle: step.index for step in graphs.simulator.program.steps if step.site is None}
+    with torch.no_grad():
+        for step, value in graphs.simulator.walk(values, False):
+            if step.handle not in expected or last.get(step.handle) != step.index:
+                continue
+            if difference(expected[step.handle], value, least, flips=FLIPS):
+                why = next((f": {text}" for op, text in _IN_TRAINING.items() if step.op.startswith(op)), "")
+                return f" They differ first at {step.name}{why}."
+    return ""
 
 
 def _written_buffers(graphs: Graphs) -> str:

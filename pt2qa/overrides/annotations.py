@@ -299,7 +299,7 @@ def read_annotations(
     by_key = {node.name: node for node in graph_module.graph.nodes}
     refusals = {
         (kind, key): reason
-        for kind in ("dynamic", "int16", "observer")
+        for kind in ("dynamic", "int8", "int16", "observer")
         for key in annotated
         if (reason := unsupported_reason(plugin, kind, by_key[key]))
     }

@@ -248,12 +248,16 @@ def _source(spec: Any, given: Mapping[Point, Any], places: Mapping[Point, Place]
     made = {point: _changes(spec, other, places) for point, other in given.items() if point in places}
     known = {point: changes for point, changes in made.items() if changes is not None}
     if not known:
-        assert isinstance(spec, FixedQParamsQuantizationSpec), "edits make no other spec anew"
-        return repr(spec)
+        return repr(spec) if isinstance(spec, FixedQParamsQuantizationSpec) else _whole(spec)
     # An observer is only written where an edit has set it; those of quantizers may hold anything.
     point = min(known, key=lambda point: (_OBSERVER in known[point], len(known[point])))
     changes = ", ".join(f"{name!r}: {value}" for name, value in known[point].items())
     return f"Original({places[point]!r}{f', {{{changes}}}' if changes else ''})"
+
+
+def _whole(spec: Any) -> str:
+    """A spec that no other one resembles, field by field."""
+    return f"QuantizationSpec({', '.join(f'{each.name}={_text(spec, each.name)}' for each in fields(spec))})"
 
 
 def _changes(spec: Any, given: Any, places: Mapping[Point, Place]) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -196,6 +197,94 @@ def _int16(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) ->
     return replace_own(specs, own, wider, graph.describe)
 
 
+EPS = 1e-9
+"""The smallest scale that observers of ``int8`` and ``int8_weight`` edits give, so that values may have any unit."""
+
+
+def _int8(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
+    _check_refusals(edit, nodes, graph)
+    eight = [point for point in specs if _is_eight_bit(point, specs, graph)]
+    affine = any(getattr(_own_spec(point, specs), "qscheme", None) is torch.per_tensor_affine for point in eight)
+    change, after = functools.partial(_observed_whole, affine=affine), dict(specs)
+    for node in nodes:
+        values = _moved_with(node, graph)
+        after = replace_own(after, (point for point in eight if point[0] in values), change, graph.describe)
+    return after
+
+
+def _int8_weight(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
+    _check_refusals(edit, nodes, graph)
+    weights = [point for node in nodes for point in points_of(node, specs) if _is_weight(point, specs, graph)]
+    for point, spec in specs.items():
+        if isinstance(spec, Derives) and set(spec.points) & {*weights} and "channel" not in str(spec.spec.qscheme):
+            raise QuantizeError(f"{edit}: {graph.describe(point)} derives its one scale from that of the weight")
+    return replace_own(specs, weights, lambda spec: _weight_by_channel(), graph.describe)
+
+
+def _moved_with(node: str, graph: AnnotatedGraph) -> set[str]:
+    """The value of a node, and those that have its scale because ops between them only move values."""
+    found, left = set[str](), [node]
+    while left:
+        key = left.pop()
+        if key not in found and not graph.nodes[key].constant:
+            found.add(key)
+            own = graph.nodes[key]
+            left += own.inputs if _moves(own) else ()
+            left += (reader for reader in own.readers if _moves(graph.nodes[reader]))
+    return found
+
+
+def _moves(node: GraphNode) -> bool:
+    return node.moves or node.op == "cat"
+
+
+def _is_eight_bit(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:
+    """Whether a point is an activation with one scale in eight bits that no batch changes."""
+    spec = _own_spec(point, specs)
+    return (
+        is_activation(point, specs, graph)
+        and getattr(spec, "dtype", None) in (torch.int8, torch.uint8)
+        and not getattr(spec, "is_dynamic", False)
+        and getattr(spec, "qscheme", None) in (None, torch.per_tensor_affine, torch.per_tensor_symmetric)
+    )
+
+
+def _observed_whole(spec: Any, *, affine: bool) -> Any:
+    """An observer for all integers of the dtype: of the same kind, or of all values where it is another one, or none.
+
+    ``affine``: whether the backend takes zero points.
+    """
+    from torchao.quantization.pt2e import observer
+    from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+    maker = observer_class(spec)
+    name = maker.__name__ if maker is not None and maker.__name__ in OBSERVERS.values() else OBSERVERS["minmax"]
+    limits = torch.iinfo(spec.dtype)
+    scheme = torch.per_tensor_affine if affine or spec.dtype is torch.uint8 else torch.per_tensor_symmetric
+    made = getattr(observer, name).with_args(eps=EPS)
+    return QuantizationSpec(spec.dtype, made, limits.min, limits.max, scheme)
+
+
+def _is_weight(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:
+    """Whether a point is the rounded weight of an op with output channels."""
+    source, reader = point
+    node = graph.nodes[reader or source]
+    own = bool(reader) and node.op in _WEIGHTED and node.inputs.get(source) == 1
+    return own and graph.nodes[source].constant and rounds_at(specs, point, graph.nodes)
+
+
+_WEIGHTED = ("conv1d", "conv2d", "conv3d", "linear")
+"""Ops whose output channels are the first axis of their weights."""
+
+
+def _weight_by_channel() -> Any:
+    from torchao.quantization.pt2e.observer import PerChannelMinMaxObserver
+    from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+    made = PerChannelMinMaxObserver.with_args(eps=EPS)
+    return QuantizationSpec(torch.int8, made, -127, 127, torch.per_channel_symmetric, 0)
+
+
 def _observer(edit: Edit, nodes: list[str], specs: Specs, graph: AnnotatedGraph) -> dict[Point, Any]:
     from torchao.quantization.pt2e import observer
 
@@ -248,6 +337,8 @@ def limits_of(spec: Any) -> tuple[int, int]:
 _KINDS: Mapping[str, Callable[[Edit, list[str], Specs, AnnotatedGraph], dict[Point, Any]]] = {
     "float": _float,
     "dynamic": _dynamic,
+    "int8": _int8,
+    "int8_weight": _int8_weight,
     "int16": _int16,
     "observer": _observer,
     "range": _range,

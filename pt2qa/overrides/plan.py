@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
 EditKind = Literal[
-    "float", "fuse", "dynamic", "int16", "observer", "range", "bias", "shift", "scale", "smooth", "round"
+    "float",
+    "fuse",
+    "dynamic",
+    "int8",
+    "int8_weight",
+    "int16",
+    "observer",
+    "range",
+    "bias",
+    "shift",
+    "scale",
+    "smooth",
+    "round",
 ]
 KINDS: tuple[str, ...] = get_args(EditKind)
 BEFORE_CALIBRATION = ("shift", "scale", "smooth")
@@ -56,7 +68,9 @@ class Edit:
     Args:
         kind: ``"float"``: the ops are not quantized. ``"fuse"``: two ops are quantized as one, without rounding between
             them. ``"dynamic"``: the scale of their inputs is computed from each input, and their outputs stay in float.
-            ``"int16"``: their inputs and outputs are int16. ``"observer"``: another observer determines their scales.
+            ``"int8"``: their outputs have all integers of eight bits and a scale of their own, whatever the quantizer
+            annotates. ``"int8_weight"``: so do their weights, with a scale for each output channel. ``"int16"``: their
+            inputs and outputs are int16. ``"observer"``: another observer determines their scales.
             ``"range"``: the scale and zero point of their outputs are fixed, and of what shares these.  ``"bias"``:
             ``values`` are added to the bias of one op, 0 without one, after calibration. ``"shift"``: ``values`` are
             subtracted from the bias of a norm and taken back in the biases of the linears that read it, and of those
@@ -65,8 +79,8 @@ class Edit:
             ``"smooth"`` is an earlier name of it. ``"round"``: the weight of one op becomes ``values``, times its
             scale.
         ops: names of ops, as reports show them; for ``"fuse"``, the first op and the one that reads it; for
-            ``"range"``, those of inputs, too; for ``"shift"``, the norm and all linears that read it, then those that
-            are added; for ``"scale"``, all that write and read the channels, the first writer first.
+            ``"range"`` and ``"int8"``, those of inputs, too; for ``"shift"``, the norm and all linears that read it,
+            then those that are added; for ``"scale"``, all that write and read the channels, the first writer first.
         observer: for ``"observer"``: ``"minmax"``, ``"histogram"`` or ``"moving_average"``.
         scale: for ``"range"``: positive; it is rounded to float32, as observers have it.
         zero_point: for ``"range"``: the integer for 0.

@@ -160,8 +160,10 @@ def _region(start: Node) -> list[Node]:
 
 
 _SPECS: Final = (
-    f"from torchao.quantization.pt2e.observer import {', '.join(OBSERVERS.values())}, PlaceholderObserver",
-    "from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec, SharedQuantizationSpec",
+    f"from torchao.quantization.pt2e.observer import {', '.join(OBSERVERS.values())}",
+    "from torchao.quantization.pt2e.observer import PerChannelMinMaxObserver, PlaceholderObserver",
+    "from torchao.quantization.pt2e.quantizer import FixedQParamsQuantizationSpec, QuantizationSpec",
+    "from torchao.quantization.pt2e.quantizer import SharedQuantizationSpec",
     "import torch",
 )
 """Imports of what changed specs are made of."""

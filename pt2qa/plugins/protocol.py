@@ -34,8 +34,8 @@ class QuantizerPlugin(Protocol):
       can exceed, and not to float ones.
     - ``takes() -> tuple[str, ...]``: the op types that it quantizes with these options, for the error message if a
       model has none.
-    - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int16``, ``observer``);
-      empty if it can. ``node`` is a node of the graph that is being annotated.
+    - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int8``, ``int16``,
+      ``observer``); empty if it can. ``node`` is a node of the graph that is being annotated.
     - ``quantizer_code(plan, graph, *, qat=False) -> str``: Python source that sets ``quantizer`` to one with a plan's
       edits, for an export flow without pt2qa; if it reads that name first, it is the one that the user configured.
     - ``rules() -> tuple[Rule, ...]``: additional rules of the structure check for this backend.

@@ -113,6 +113,8 @@ class X86:
         """Why Inductor cannot apply an edit to an op; see :class:`pt2qa.plugins.QuantizerPlugin`."""
         if kind == "int16":
             return "Inductor has no int16 activations"
+        if kind == "int8" and self.reduce_range:
+            return "reduce_range=true keeps activations in seven bits"
         if kind == "dynamic" and op_type(node) != "linear":
             return "Inductor computes scales for each input of linear only"
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,7 @@ from pt2qa._simulator.data import Data
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Treatment
+from pt2qa.overrides.annotations import observing
 
 HALF = 0.5
 """Least share of the noise that one sample causes."""
@@ -51,14 +52,12 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     worst = case.ranked(sites, case.excess)
     if not worst:
         return
-    weight = {site: case.excess(site) for site in worst}
-    half = sum(weight.values()) / 2
-    narrow = sum(each for site, each in weight.items() if goes_beyond(case.ranges[site], seen[site])) > half
-    wide = sum(each for site, each in weight.items() if _stays_within(case.ranges[site], seen[site])) > half
-    if not (narrow or wide):
-        return  # samples of one kind differ as much
     if by_input(case) is not None:
         return  # one reason for all of them
+    if not (case.is_judged_apart or is_of_another_kind(case, seen)):
+        return  # samples of one kind differ as much, and the gain would be that of the data that calibrate
+    widths = ((case.excess(site), _width(case.ranges[site].whole), _width(seen[site].whole)) for site in worst)
+    narrow = sum(excess if own > shown else -excess for excess, own, shown in widths) > 0
     site = case.pair.sites[worst[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
     evidence = (
@@ -66,15 +65,35 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
         if narrow
         else f"ranges are wider than the values at {counted(len(worst), 'site')}; here {share(needed)} % is used"
     )
-    yield Hypothesis(
+    yield from _on_data_in_use(
+        case,
         cause="narrow-calibration" if narrow else "wide-calibration",
         name=site.name,
         others=case.names(worst),
         evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} and "
         f"of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
-        remedy="calibrate on data like the model's inputs in use, with the same preprocessing: "
-        f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
-        treatment=Treatment(data=case.data),
+    )
+
+
+def _on_data_in_use(case: Case, **given: Any) -> Iterator[Hypothesis]:
+    """Calibration on the data that analyses read, with the quantizer's observers, and with those of all values."""
+    observers = () if case.annotations is None else observing(case.annotations, "minmax")
+    for edits in dict.fromkeys(((), observers)):
+        yield Hypothesis(
+            remedy="calibrate on data like the model's inputs in use, with the same preprocessing"
+            f"{' and min-max observers' if edits else ''}: "
+            f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
+            treatment=Treatment(data=case.data, edits=edits),
+            **given,
+        )
+
+
+def is_of_another_kind(case: Case, seen: Mapping[int, Observed]) -> bool:
+    """Whether the values at most sites, by what ranges cost there, differ from those of calibration beyond chance."""
+    excess = {site: case.excess(site) for site in case.ranked((site.index for site in case.static_sites), case.excess)}
+    return any(
+        2 * sum(each for site, each in excess.items() if differs(case.ranges[site], seen[site])) > sum(excess.values())
+        for differs in (goes_beyond, _stays_within)
     )
 
 
@@ -84,14 +103,12 @@ def inputs(case: Case) -> Iterator[Hypothesis]:
     if found is not None:
         name, ratio = found
         how = f"{number(max(ratio, 1 / ratio))} x {'larger' if ratio > 1 else 'smaller'}" if ratio else "all zero"
-        yield Hypothesis(
+        yield from _on_data_in_use(
+            case,
             cause="wide-calibration" if ratio > 1 else "narrow-calibration",
             name=name.partition(",")[0],
             evidence=f"the values of {name} in the calibration data are {how}{' than those in use' if ratio else ''} "
             "(root mean square of the batch in the middle)",
-            remedy="calibrate on data like the model's inputs in use, with the same preprocessing: "
-            f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
-            treatment=Treatment(data=case.data),
             sentence=f"the calibration data have {name} in another unit than the data in use",
         )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.calibration import Chosen
+from pt2qa._diagnosis.hypotheses.sites import evidence_of_outliers, with_outliers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import batches_before, everywhere
+from pt2qa._repair.equalization import Equalization
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._repair.ranges import Ranges
 from pt2qa._report.prose import counted
@@ -56,15 +58,27 @@ def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hy
         return found.refused
     edits = found.fit.edits
     names = _noisiest(case, [op for edit in edits for op in edit.ops])
+    cause, evidence = CAUSE_OF[method.name], f"{counted(len(edits), 'edit')} fitted to the output error"
+    if method is Equalization and (outliers := with_outliers(case)):
+        cause, evidence = "outlier-channel", f"{evidence_of_outliers(case, outliers)}; {evidence}"
+        names = (*case.names(outliers), *names)
     return Hypothesis(
-        cause=CAUSE_OF[method.name],
+        cause=cause,
         name=names[0],
         others=names,
-        evidence=f"{counted(len(edits), 'edit')} fitted to the output error; {found.gain:+.2g} dB on held-out "
-        "calibration data",
+        evidence=f"{evidence}; {found.gain:+.2g} dB on held-out calibration data",
         remedy=f"{method.name}, as pt2qa.repair does: {counted(len(edits), 'edit')} in the plan",
         treatment=Treatment(edits=edits),
     )
+
+
+def equalized(case: Case) -> Iterator[Hypothesis]:
+    """Outlier channels that the weights around them absorb."""
+    data, _ = calibration_of(case, Treatment())
+    if data is not None and with_outliers(case):
+        found = fitted(case, Treatment(), data, Equalization)
+        if isinstance(found, Hypothesis):
+            yield found
 
 
 ENOUGH = 16

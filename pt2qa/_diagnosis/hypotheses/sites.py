@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from pt2qa._check.rules.calibration import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
-from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis, weight_axis
+from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis
 from pt2qa._report.formats import number, share
-from pt2qa._report.prose import counted
-from pt2qa._sensitivity.ranges import Observed, use_of
-from pt2qa._sensitivity.roundings import EPSILON, INTEGERS, Rounding, fitted, fitted_weight, rounding
+from pt2qa._report.prose import counted, few
+from pt2qa._sensitivity.ranges import use_of
+from pt2qa._sensitivity.roundings import INTEGERS, fitted
 from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment, with_params
+from pt2qa.errors import Pt2qaError
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import OUTPUT
 
@@ -27,9 +28,6 @@ UNFIT = 2.5
 
 AS_SHOWN = 0.7
 """How near, as a share, a site's range must be to the one that calibration showed it to follow from that."""
-
-OTHERWISE = 0.25
-"""Which share of a range other data may use, or lie outside, if that of calibration is not known."""
 
 NOTABLE = 0.2
 """The share of all noise from which on a site is looked at by itself."""
@@ -80,14 +78,15 @@ def floored(case: Case) -> Iterator[Hypothesis]:
     low = [site.index for site in case.pair.sites if site.index in instead and _is_floored(case, site)]
     if low:
         site = case.pair.sites[max(low, key=case.noise)]
+        treatment, edit = with_own_scales(case, low, instead)
         yield Hypothesis(
             cause="observer",
             name=site.name,
             others=case.names(low),
             evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the observer's "
             "eps, and the values need a smaller one",
-            remedy="configure these observers with a smaller eps, such as observer.with_args(eps=1e-9)",
-            treatment=case.played(instead, low),
+            remedy=f"configure these observers with a smaller eps, such as observer.with_args(eps=1e-9){edit}",
+            treatment=treatment,
             sentence="the observer's smallest scale, its eps, is too large for the values",
         )
 
@@ -122,19 +121,20 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
 
     Seven bits are no mistake where the quantizer's options ask for them: 16-bit accumulators saturate otherwise.
     """
-    few = [site for site in case.static_sites if has_unused_levels(case, site) and isinstance(site.params.scale, float)]
-    if few:
-        worst = sorted(few, key=lambda site: -case.noise(site.index))
+    found = [s for s in case.static_sites if has_unused_levels(case, s) and isinstance(s.params.scale, float)]
+    if found:
+        worst = sorted(found, key=lambda site: -case.noise(site.index))
         site = worst[0]
-        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in few}
+        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in worst}
+        treatment, edit = with_own_scales(case, list(whole), whole)
         yield Hypothesis(
             cause="activation-scheme",
             name=site.name,
             others=case.names([each.index for each in worst]),
             evidence=f"{counted(len(worst), 'site')} with a reduced integer range; here {site.params.dtype} "
             f"{site.params.quant_min}..{site.params.quant_max}",
-            remedy="annotate the full range of the dtype (quant_min, quant_max)",
-            treatment=case.played(whole),
+            remedy=f"annotate the full range of the dtype (quant_min, quant_max){edit}",
+            treatment=treatment,
         )
 
 
@@ -168,6 +168,8 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         with_them = (
             f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
         )
+        places = unfit if cause == "observer" else sites
+        treatment, edit = with_own_scales(case, places, case.fitted)
         how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
         yield Hypothesis(
             cause=cause,
@@ -175,14 +177,36 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             others=case.names(sites),
             evidence=f"{how}{with_them} (scale {number(site.params.largest_scale)}, values "
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
-            remedy="annotate it with a scale of its own"
-            if cause == "shared-scale"
-            else "annotate another observer: MinMaxObserver covers all values of the calibration data"
-            if most
-            else "let calibration choose its range, or fix one that covers its values",
-            treatment=case.played(case.fitted, unfit if cause == "observer" else sites),
-            share=case.share(case.excess, unfit if cause == "observer" else sites),
+            remedy=_HOW[cause] + edit,
+            treatment=treatment,
+            share=case.share(case.excess, places),
         )
+
+
+_HOW = {
+    "shared-scale": "annotate it with a scale of its own",
+    "observer": "annotate another observer: MinMaxObserver covers all values of the calibration data",
+    "site-range": "let calibration choose its range, or fix one that covers its values",
+}
+
+
+def with_own_scales(case: Case, sites: Sequence[int], instead: dict[int, Substitute]) -> tuple[Treatment, str]:
+    """Edits that give sites scales of their own over all integers, as a suffix for the text of a remedy.
+
+    Where no edit can, or the ops around make them share their scale, what is fitted to them is played.
+    """
+    before, all_sites = case.annotations, case.pair.sites
+    kinds = {kind: [site for site in sites if all_sites[site].kind == kind] for kind in ("activation", "weight")}
+    edits = tuple(
+        Edit("int8_weight" if kind == "weight" else "int8", case.names(own)) for kind, own in kinds.items() if own
+    )
+    with contextlib.suppress(Pt2qaError):
+        if before is not None:
+            after, points = before.with_edits(edits), before.points_at(all_sites)
+            shared = [point for site in sites for point in points[site] if len(before.shared[point]) > 1]
+            if not shared or any(after.shared.get(point) != before.shared[point] for point in shared):
+                return Treatment(edits=edits), f" ({'; '.join(f'{edit.kind}: {few(edit.ops)}' for edit in edits)})"
+    return case.played(instead, sites), ""
 
 
 def _is_unfit(case: Case, site: Site) -> bool:
@@ -190,10 +214,7 @@ def _is_unfit(case: Case, site: Site) -> bool:
 
 
 def _is_as_calibrated(case: Case, site: Site) -> bool:
-    """Whether calibration explains a site's range: data that is known, or other data of the same kind."""
-    if case.judge.recipe is None:
-        used, beyond = use_of(site, *case.ranges[site.index].whole)
-        return used >= OTHERWISE and beyond <= OTHERWISE
+    """Whether calibration explains a site's range."""
     shown = case.seen.get(site.index)
     if shown is None:
         return False
@@ -230,96 +251,41 @@ def twice(case: Case) -> Iterator[Hypothesis]:
 
 
 def outliers(case: Case) -> Iterator[Hypothesis]:
-    """A few channels that need the range: scaled down here and up in the next weights, all together; else in float."""
-    worst = _with_outliers(case, PART)
-    for power in POWERS:
-        scaled = {
-            index: found for index in worst if (found := _scaled(case, case.pair.sites[index], power)) is not None
-        }
-        if scaled:
-            site = case.pair.sites[next(iter(scaled))]
-            yield Hypothesis(
-                cause="outlier-channel",
-                name=site.name,
-                others=case.names([*scaled]),
-                evidence=f"{_largest(case, site)}; {_left(case, [*scaled])}",
-                remedy="scale these channels down where they begin, and up in the weights that read them: by "
-                f"their largest values in units of the median{'' if power == 1 else f', to the power of {power:g}'}",
-                treatment=functools.reduce(Treatment.then, scaled.values()),
-            )
-    for index in _with_outliers(case, NOTABLE):
+    """A few channels that need the range: the ops in float, where no weights can absorb them."""
+    for index in with_outliers(case, NOTABLE):
         site = case.pair.sites[index]
         treatment, edit, cost = in_float(case, site)
         yield Hypothesis(
             cause="outlier-channel",
             name=site.name,
-            evidence=f"{_largest(case, site)}; {_left(case, [index])}",
+            evidence=evidence_of_outliers(case, [index]),
             remedy=f"keep the op in float{edit}, or train without the outlier",
             treatment=treatment,
             cost=cost,
         )
 
 
-def _left(case: Case, sites: list[int]) -> str:
+def evidence_of_outliers(case: Case, sites: Sequence[int]) -> str:
+    """Which channel is largest at the first site, and what the noise of all would be with a range for each channel."""
+    channels = case.ranges[sites[0]].channels
+    assert channels is not None, "ranges by channel"
+    largest = channels[1].abs().maximum(channels[0].abs())
     whole, rest = (sum(case.noise(index, variant) for index in sites) for variant in ("quantized", "by channel"))
-    return f"a range per channel would leave {share(rest / whole)} % of the noise (error budget)"
-
-
-POWERS = (1.0, 0.5)
-"""How much of the differences between channels goes into the weights."""
-
-SCALABLE = ("conv", "linear", "relu", "prelu", "leaky_relu", "batch_norm", "layer_norm", "max_pool")
-"""Ops whose channels can be scaled from before, with no change of the float model."""
-
-
-def _scaled(case: Case, site: Site, power: float) -> Treatment | None:
-    """Plays channels scaled down at a site and up in the weights that read it; None where others read it, too."""
-    producers, steps = case.pair.program.producers, case.pair.program.steps
-    made = steps[producers[site.source]].op if site.source in producers else ""
-    axis = case.ranges[site.index].axis
-    weights = [each for each in case.pair.sites if each.kind == "weight" and each.name in site.readers]
-    if axis is None or not made.startswith(SCALABLE) or made == "relu6" or len(weights) != len(site.readers):
-        return None
-    fits = [_scaling(each, power) for each in case.seen_for(site.index)]
-    factors = fits[0][0]
-    for each in weights:
-        constant = case.constant(each)
-        if constant is None or weight_axis(constant) != 0 or constant.reference.shape[1] != len(factors):
-            return None
-
-    def at(factors: Tensor, low: float, high: float) -> Rounding:
-        rounded = rounding(fitted(low, high, *INTEGERS[site.params.dtype]))
-
-        def played(value: Tensor, *, out: Tensor | None = None) -> Tensor:
-            by = factors.to(value).view([-1 if own == axis % value.dim() else 1 for own in range(value.dim())])
-            return rounded(value / by) * by
-
-        return played
-
-    def of_weight(value: Tensor) -> Tensor:
-        by = factors.to(value).view(1, -1, *[1] * (value.dim() - 2))
-        return rounding(fitted_weight(value * by, 0))(value * by) / by
-
-    whole, *apart = (at(*each) for each in fits)
-    played = {site.index: Substitute(whole, None, tuple(apart))}
-    return case.played(played | {each.index: Substitute(of_weight) for each in weights})
-
-
-def _scaling(observed: Observed, power: float) -> tuple[Tensor, float, float]:
-    """What channels are divided by, the largest ones most and the smaller half by 1, and the range that is left."""
-    assert observed.channels is not None, "ranges by channel"
-    low, high = observed.channels[0].clamp(max=0.0), observed.channels[1].clamp(min=0.0)
-    size = high.maximum(-low)
-    factors = (size / size.median().clamp(min=EPSILON)).clamp(min=1.0) ** power
-    return factors, float((low / factors).min()), float((high / factors).max())
+    return (
+        f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels stay below "
+        f"{number(float(largest.median()))}; a range per channel would leave {share(rest / whole)} % of the noise "
+        "(error budget)"
+    )
 
 
 PART = 0.02
 """The share of all noise from which on a site counts among several."""
 
 
-def _with_outliers(case: Case, least: float) -> list[int]:
+def with_outliers(case: Case, least: float = PART) -> list[int]:
     """The sites that make this share of all noise or more, most of it because of a few channels; noisiest first."""
+    if "by channel" not in case.instead:
+        return []
     found = [
         site.index
         for site in case.static_sites
@@ -329,17 +295,6 @@ def _with_outliers(case: Case, least: float) -> list[int]:
         and case.noise(site.index, "fitted") > OUTLIER * case.noise(site.index)
     ]
     return sorted(found, key=case.noise, reverse=True)
-
-
-def _largest(case: Case, site: Site) -> str:
-    """Which channel of a site is largest, and what half of the others stay below."""
-    channels = case.ranges[site.index].channels
-    assert channels is not None, "ranges by channel"
-    largest = channels[1].abs().maximum(channels[0].abs())
-    return (
-        f"channel {int(largest.argmax())} reaches {number(float(largest.max()))}, half of the channels stay below "
-        f"{number(float(largest.median()))}"
-    )
 
 
 def _steps(site: Site) -> int:

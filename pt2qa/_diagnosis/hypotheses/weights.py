@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
-from pt2qa._diagnosis.hypotheses.sites import has_unused_levels
+from pt2qa._diagnosis.hypotheses.sites import has_unused_levels, with_own_scales
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.roundings import fitted_weight, rounding
@@ -163,11 +163,11 @@ def _per_tensor(case: Case, index: int) -> bool:
 
 
 def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
-    """Quantizing again where the plug-in has an option for it; else advice, which is played."""
+    """Quantizing again where the plug-in has an option for it, or an edit reaches the weights; else advice."""
     if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
         return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))
-    advice = "annotate these weights as int8, symmetric, -127..127, one scale per output channel"
-    return advice, case.played(case.fitted_weights, sites)
+    treatment, edit = with_own_scales(case, sites, case.fitted_weights)
+    return f"annotate these weights as int8, symmetric, -127..127, one scale per output channel{edit}", treatment
 
 
 def _scheme(site: Site) -> str:
