@@ -255,15 +255,17 @@ def _first_difference(graphs: Graphs, values: Values) -> str:
         expected[node.name] = value.clone() if isinstance(value, Tensor) else value
 
     graph_outputs(graphs.quantized, values, keep)
-    where = "in how they are run: op by op, both agree"
+    where, do = "in how they are run: op by op, both agree", "Please file a bug with the model."
     with torch.no_grad():
         for step, value in graphs.simulator.walk(values, True):
             if step.site is None and step.node in expected and not tensors_equal(value, expected[step.node]):
                 where = f"first at {step.name}"
+                if step.op.startswith("dropout"):
+                    where, do = f"{where}{_in_training(step)}", "Export the model in eval mode."
                 break
     return (
         f"the simulator does not compute what the converted graph computes: they differ {where}. "
-        "Its numbers would describe another model, so none are reported. Please file a bug with the model."
+        f"Its numbers would describe another model, so none are reported. {do}"
     )
 
 
@@ -289,9 +291,12 @@ def _first_change(graphs: Graphs, values: Values, least: float) -> str:
             if step.handle not in expected or last.get(step.handle) != step.index:
                 continue
             if difference(expected[step.handle], value, least, flips=FLIPS):
-                why = next((f": {text}" for op, text in _IN_TRAINING.items() if step.op.startswith(op)), "")
-                return f" They differ first at {step.name}{why}."
+                return f" They differ first at {step.name}{_in_training(step)}."
     return ""
+
+
+def _in_training(step: Step) -> str:
+    return next((f": {text}" for op, text in _IN_TRAINING.items() if step.op.startswith(op)), "")
 
 
 def _written_buffers(graphs: Graphs) -> str:

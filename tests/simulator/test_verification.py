@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._candidates import analysis as quantizers
@@ -191,3 +192,28 @@ def test_the_gradient_run_of_projected_sensitivity(pair: pt2qa.QuantizedPair, mo
     monkeypatch.setattr(gradients.GradientRun, "_forward", other)
     with pytest.raises(pt2qa.SimulationError, match=r"is not the reference graph: output .* 40\.0 dB"):
         pt2qa.sensitivity(pair, [images()], method="projection", progress=False)
+
+
+def in_training(model: nn.Module) -> pt2qa.QuantizedPair:
+    """What plain torchao makes of a model in training mode, with the reference of the model in use."""
+    data = images()
+    graph = torch.export.export(model.train(), (data,)).module()
+    prepared = prepare_pt2e(graph, pt2qa.quantizer("xnnpack").build(graph, qat=False))
+    prepared(data)
+    return pt2qa.pair(pt2qa.capture(model.eval(), data), convert_pt2e(prepared), quantizer="xnnpack")
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (nn.Dropout(0.5), "differ first at 2/dropout: it drops values at random, as in training mode.*Export"),
+        (nn.BatchNorm2d(3, momentum=0.1), "They differ first at 2/batch_norm: it may use the statistics of the batch"),
+    ],
+    ids=["dropout", "batch norm"],
+)
+def test_an_op_that_was_exported_in_training_mode_is_named(layer: nn.Module, said: str) -> None:
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 2, 3)
+    pair = in_training(nn.Sequential(first, nn.ReLU(), layer, last).requires_grad_(False))
+    with pytest.raises(pt2qa.SimulationError, match=said):
+        layers(pair, [images()])
