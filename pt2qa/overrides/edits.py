@@ -250,19 +250,13 @@ def _is_eight_bit(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:
 
 
 def _observed_whole(spec: Any, *, affine: bool) -> Any:
-    """An observer for all integers of the dtype: of the same kind, or of all values where it is another one, or none.
-
-    ``affine``: whether the backend takes zero points.
-    """
-    from torchao.quantization.pt2e import observer
+    """All integers of the dtype, and an observer of all values; ``affine``: whether the backend takes zero points."""
+    from torchao.quantization.pt2e.observer import MinMaxObserver
     from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-    maker = observer_class(spec)
-    name = maker.__name__ if maker is not None and maker.__name__ in OBSERVERS.values() else OBSERVERS["minmax"]
     limits = torch.iinfo(spec.dtype)
     scheme = torch.per_tensor_affine if affine or spec.dtype is torch.uint8 else torch.per_tensor_symmetric
-    made = getattr(observer, name).with_args(eps=EPS)
-    return QuantizationSpec(spec.dtype, made, limits.min, limits.max, scheme)
+    return QuantizationSpec(spec.dtype, MinMaxObserver.with_args(eps=EPS), limits.min, limits.max, scheme)
 
 
 def _is_weight(point: Point, specs: Specs, graph: AnnotatedGraph) -> bool:

@@ -160,15 +160,19 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
     alone = [site for site in worst if site not in shared]
     # What most sites have in common is no fault of a site.
     most = 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
-    for cause, sites in (("shared-scale", shared), ("observer" if most else "site-range", alone)):
-        if not sites or (cause == "observer" and data_at_fault):
+    for sites in (shared, alone):
+        if not sites or (sites is alone and most and data_at_fault):
             continue
         site = case.pair.sites[sites[0]]
         used, beyond = use_of(site, *case.ranges[site.index].whole)
+        cause = "shared-scale" if sites is shared else "site-range"
+        if sites is alone and most:
+            calibration = "narrow-calibration" if beyond > 0 else "wide-calibration"
+            cause = calibration if case.judge.recipe is None else "observer"
         with_them = (
             f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
         )
-        places = unfit if cause == "observer" else sites
+        places = unfit if sites is alone and most else sites
         treatment, edit = with_own_scales(case, places, case.fitted)
         how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
         yield Hypothesis(
@@ -186,6 +190,10 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
 _HOW = {
     "shared-scale": "annotate it with a scale of its own",
     "observer": "annotate another observer: MinMaxObserver covers all values of the calibration data",
+    **dict.fromkeys(
+        ("narrow-calibration", "wide-calibration"),
+        "calibrate the model as it is now, on data like its inputs in use, with the same preprocessing",
+    ),
     "site-range": "let calibration choose its range, or fix one that covers its values",
 }
 
