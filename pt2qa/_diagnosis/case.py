@@ -195,10 +195,18 @@ class Case:
     @functools.cached_property
     def is_calibrated_on_others(self) -> bool:
         """Whether the pair's calibration data are known to be others than those that analyses read."""
+        return bool(self._calibrating) and self._calibrating != self._digests(self.data)
+
+    @functools.cached_property
+    def is_judged_on_calibration(self) -> bool:
+        """Whether all that quality is measured on is known to calibrate the pair."""
+        return set().union(*everywhere({*self.judge.folds})) <= self._calibrating
+
+    @functools.cached_property
+    def _calibrating(self) -> set[str]:
+        """The digests of the pair's calibration data; none if they are not known."""
         recipe = self.judge.recipe
-        if recipe is None or recipe.data is None:
-            return False
-        return self._digests(recipe.data) != self._digests(self.data)
+        return set() if recipe is None or recipe.data is None else self._digests(recipe.data)
 
     def _digests(self, data: Data) -> set[str]:
         own = {digest_of(self.pair.values(batch)) for batch in data}
@@ -237,6 +245,7 @@ class Case:
             self._variants,
             sampled=("fitted", "by channel"),
             quantized=self.judge.outputs if self.pair is self.judge.pair else None,
+            relative=True,
         )
         stop_if_interrupted(found.notes)
         return found

@@ -23,7 +23,15 @@ from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS
-from pt2qa._sensitivity.metrics import detached, fault_of, finished, float_names, paired_leaves, signal_of
+from pt2qa._sensitivity.metrics import (
+    detached,
+    fault_of,
+    finished,
+    float_leaves,
+    float_names,
+    paired_leaves,
+    signal_of,
+)
 from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
@@ -88,6 +96,7 @@ def site_noises(
     projections: int | None = FEWEST,
     sampled: Collection[str] = (),
     quantized: Callable[[Sequence[Any]], Any] | None = None,
+    relative: bool = False,
 ) -> SiteNoises:
     """Estimates the output noise of every variant of every site, each alone on the reference's values.
 
@@ -108,6 +117,8 @@ def site_noises(
         sampled: names of variants that are measured on the first batches with 8 samples or more together, and whose
             noise is multiplied by the share of all samples that these are.
         quantized: returns what the quantized model returns for flat inputs; None: it is run.
+        relative: whether the squared errors of several outputs are taken as shares of each output's sum of squares, of
+            all samples of a batch, so that outputs in other units count alike.
     """
     if projections is not None and projections < 1:
         raise SelectionError(f"projections is {projections}; expected 1 or more.")
@@ -127,6 +138,7 @@ def site_noises(
         verification=Verification(pair.graphs),
         notes=[*pair.notes, *pair.program.notes],
         positions=data.positions(pair.quantized, pair.program),
+        relative=relative,
     )
     own: SiteNoises | None = None
     missing: NoBatchError | None = None
@@ -186,6 +198,7 @@ class _Noises:
     verification: Verification
     notes: list[str]
     positions: Positions | None = None
+    relative: bool = False
     counted: Counted | None = None
     seen: Survey | None = None
     projection: Projection | None = None
@@ -234,11 +247,17 @@ class _Noises:
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)
         reference, quantized = self._selected(started.reference), self._finished(returned.quantized)
         if self._counts(values, samples, reference, quantized):
-            started.project(FEWEST if self.projections is None else self.projections)
+            several = self._is_relative(reference)
+            started.project(FEWEST if self.projections is None else self.projections, relative=several)
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
-                started.project(MOST - started.projections)
-            found = {key: started.noise([key]) for key in self._keys()}
+                started.project(MOST - started.projections, relative=several)
+            unit = samples if several else 1
+            found = {
+                key: (noise * unit, variance * unit**2)
+                for key in self._keys()
+                for noise, variance in [started.noise([key])]
+            }
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
             self._add(samples, reference, quantized, found)
@@ -260,8 +279,19 @@ class _Noises:
                     for each in variant.both:
                         if each not in outputs:
                             outputs[each] = self._with(values, site, each, reference)
-                    found[site, name] = _noise(outputs[variant.start], outputs[variant.end]), 0.0
+                    noise = _noise(outputs[variant.start], outputs[variant.end], self._weights(reference, samples))
+                    found[site, name] = noise, 0.0
             self._add(samples, reference, quantized, found)
+
+    def _is_relative(self, reference: Any) -> bool:
+        return self.relative and len(float_leaves(reference)) > 1
+
+    def _weights(self, reference: Any, samples: int) -> list[float]:
+        """What the squared error of each output counts."""
+        sizes = [error_sums(leaf, leaf).signal for leaf in float_leaves(reference)]
+        if not self._is_relative(reference):
+            return [1.0] * len(sizes)
+        return [samples / size if size > 0 else 0.0 for size in sizes]
 
     def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
         outputs = outputs_with(self.pair.simulator, values, self.pair.sites[site], rounding)
@@ -291,8 +321,9 @@ class _Noises:
             self.noise[key] = self.noise.get(key, 0.0) + noise
             self.variance[key] = self.variance.get(key, 0.0) + variance
         self.outputs = float_names(reference)
-        self.signal += signal_of(reference)
-        self.measured += _noise(reference, quantized)
+        weights = self._weights(reference, samples)
+        self.signal += signal_of(reference) if not self._is_relative(reference) else samples * sum(map(bool, weights))
+        self.measured += _noise(reference, quantized, weights)
         self.samples += samples
         self.batches += 1
         if self.sampled_on < ENOUGH:
@@ -322,6 +353,8 @@ class _Noises:
             if silent:
                 notes.append(f"no gradient from a floating-point output reaches {few(silent, 3)}: the noise there is 0")
         settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        if self.relative and len(self.outputs) > 1:
+            settings["errors"] = "relative to each output"
         if self.positions is not None:
             settings["mask"] = self.positions.name
             notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
@@ -348,7 +381,9 @@ def _runs(variants: Mapping[str, Variant]) -> int:
     return len({each for variant in variants.values() for each in variant.both})
 
 
-def _noise(start: Any, end: Any) -> float:
-    """The squared difference of outputs; nan if it is not finite."""
+def _noise(start: Any, end: Any, weights: Sequence[float]) -> float:
+    """The squared difference of outputs, with the weight of each; nan if it is not finite."""
     sums = [error_sums(left, right) for left, right in paired_leaves(start, end)]
-    return nan if any(each.nonfinite for each in sums) else sum(each.noise for each in sums)
+    if any(each.nonfinite for each in sums):
+        return nan
+    return sum(each.noise * weight for each, weight in zip(sums, weights, strict=True))

@@ -443,7 +443,7 @@ class Search:
 FITTED: Final = ("int8", "int8_weight", "range", "bias", "round", "shift", "scale", "smooth")
 """Edits that change how much noise their ops make in int8."""
 
-COSTLY: Final = frozenset({"precision", "outlier-channel"})
+COSTLY: Final = frozenset({"precision", "outlier-channel", "shared-scale"})
 """Causes whose remedy may take ops out of int8, which comes after all that is free."""
 
 NATURAL: Final = COSTLY | {
@@ -451,7 +451,6 @@ NATURAL: Final = COSTLY | {
     "narrow-calibration",
     "wide-calibration",
     "calibration-outlier",
-    "shared-scale",
     "observer",
 }
 """Causes that are a matter of degree: a sound model has them, too, only smaller."""

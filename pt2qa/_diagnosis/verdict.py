@@ -42,7 +42,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
             found += f". The target, {number(needed)}, is not met"
         elif needed is not None:
             found += f". The target, {number(needed)}, is met{_elsewhere(after, unit)}"
-        return f"{found}.{_from_repair(search)}"
+        own = " These samples also calibrate the model: others may gain less." if case.is_judged_on_calibration else ""
+        return f"{found}.{own}{_from_repair(search)}"
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):

@@ -21,6 +21,10 @@ FAULT: Final = 0.5
 """The share of :data:`LEAST` that the remedy of a fault must remove: of what no sound model has, whatever its size."""
 
 
+HALF: Final = 10 * math.log10(2)
+"""dB that the remedy of a fault gains that makes half of all noise: it is worth a row, however small the error is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Worth:
     """The two quantities, as the user sets them; both are shares of an output's root mean square, or of a metric."""
@@ -39,6 +43,8 @@ class Worth:
         """
         if math.isnan(before) or gain == math.inf:
             return gain > 0
+        if is_fault and gain >= HALF:
+            return True
         removed = error(before) - error(before + gain)
         return removed >= self.least * (FAULT if is_fault else 1.0) + self.macs * cost
 

@@ -131,11 +131,11 @@ class ProjectedBatch:
             raise PostProcessWithoutGradient("post_process returns an output without a gradient")
         return reference
 
-    def project(self, count: int) -> None:
+    def project(self, count: int, *, relative: bool = False) -> None:
         if not self._fresh:
             self._forward()
         meter = _Meter(self)
-        self.backward(self.signs(count), meter.visit)
+        self.backward(self.signs(count, relative=relative), meter.visit)
         for key, dots in meter.dots:
             self._dots[key].append(dots)
 

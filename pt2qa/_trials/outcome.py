@@ -31,7 +31,7 @@ class Outcome:
         value: what decides: the user's metric, else the SQNR of the worst output; nan if there is none.
         outputs: SQNR by output.
         missing: which outputs have no number, and why.
-        worst_sample: index of the one with the lowest SQNR; -1 if outputs have no axis of samples.
+        worst_sample: index of the one with the lowest SQNR at the worst output; -1 if outputs have no axis of samples.
         worst_sample_share: its share of the noise of all samples, 0..1.
         labels: share of samples whose largest score is at the same class as in the float model; nan without classes.
         signal: sums of squares by output and sample, float64 of shape (outputs, samples); by batch if outputs have no
@@ -147,7 +147,9 @@ def _outcome(whole: _Sums, names: Sequence[str], metric: Callable[[], float] | N
     least = math.nan if missing else min((value for _, value in found), default=math.nan)
     signal, noise = whole.by_unit()
     apart = whole.apart and signal.shape[1] > 1
-    worst = _worst_sample(signal.sum(0), noise.sum(0)) if apart else (-1, math.nan, math.nan)
+    order = [-math.inf if math.isnan(value) else value for _, value in found]
+    number = order.index(min(order, default=0.0)) if order else 0
+    worst = _worst_sample(signal[number], noise[number]) if apart else (-1, math.nan, math.nan)
     value = least if metric is None else metric()
     labels = whole.same / whole.counted if whole.counted else math.nan
     return Outcome(value, found, missing, whole.samples, *worst, labels, signal, noise, metric is not None)

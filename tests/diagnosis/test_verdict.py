@@ -20,7 +20,7 @@ def score(model: Any) -> float:
 
 def searched(now: Outcome, needed: float, *rows: CauseRow) -> Any:
     judge = SimpleNamespace(target=Target(needed, metric=score))
-    case = SimpleNamespace(now=now, fault=None, judge=judge)
+    case = SimpleNamespace(now=now, fault=None, judge=judge, is_judged_on_calibration=False)
     return SimpleNamespace(
         case=case,
         rows=rows,

@@ -7,7 +7,9 @@ import json
 import os
 import random
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tqdm import tqdm
 
 from tests.mutants.mutations import Mutation, mutated, mutations
 from tests.mutants.rooms import BESIDE, ROOMS, tests_of
-from tests.mutants.worker import ROOT, lines_of, trial, warm
+from tests.mutants.worker import POLL, ROOT, Fork, Verdict, lines_of, trial, warm
 
 ENOUGH = 0.95
 """The share of mutants that must be killed."""
@@ -56,12 +58,35 @@ def tests_for(mutation: Mutation, known: dict[str, Any]) -> tuple[list[str], flo
     return sorted(seconds, key=lambda test: seconds[test]), sum(seconds.values())
 
 
+def verdicts(
+    chosen: Sequence[Mutation], known: dict[str, Any], processes: int
+) -> Iterator[tuple[Mutation, list[str], Verdict]]:
+    """What becomes of each fault, and the tests that run its line, as they end; so many run side by side."""
+    waiting, running = list(reversed(chosen)), list[tuple[Mutation, list[str], Fork]]()
+    while waiting or running:
+        while waiting and len(running) < processes:
+            mutation = waiting.pop()
+            tests, seconds = tests_for(mutation, known)
+            if not tests:
+                yield mutation, tests, "survived"
+                continue
+            source = mutated(mutation, (ROOT / mutation.path).read_text())
+            running.append((mutation, tests, trial(mutation.path, source, tests, SLOW + 3 * processes * seconds)))
+        time.sleep(POLL)
+        for each in list(running):
+            mutation, tests, fork = each
+            if (verdict := fork.verdict()) is not None:
+                running.remove(each)
+                yield mutation, tests, verdict
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=200, metavar="N", help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--only", default="", metavar="PATH", help="a folder or file, such as pt2qa/_layers")
     parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutants.json", help="file of the tests' lines")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="side by side")
     given = parser.parse_args()
     os.chdir(ROOT)
     rooms = [room for room in ROOMS if given.only.startswith(room) or room.startswith(given.only)]
@@ -69,20 +94,17 @@ def main() -> int:
     chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
     given.lines.parent.mkdir(exist_ok=True)
     warm()
-    known = known_lines(rooms, given.lines)
+    known = known_lines([room for room in rooms if any(each.path.startswith(room) for each in chosen)], given.lines)
     counts: Counter[str] = Counter()
-    for mutation in (bar := tqdm(chosen, desc="mutants")):
-        tests, seconds = tests_for(mutation, known)
-        verdict = (
-            trial(mutation.path, mutated(mutation, (ROOT / mutation.path).read_text()), tests, SLOW + 3 * seconds)
-            if tests
-            else "survived"
-        )
+    bar = tqdm(total=len(chosen), desc="mutants")
+    for mutation, tests, verdict in verdicts(chosen, known, given.processes):
         counts[verdict] += 1
+        bar.update()
         bar.set_postfix(counts)
         if verdict == "survived":
             bar.write(f"survived {len(tests)} tests: {mutation}", file=sys.stdout)
             sys.stdout.flush()
+    bar.close()
     killed = counts["killed"] + counts["slow"]
     print(f"{killed} of {len(chosen)} mutants were killed, {counts['slow']} of them by the clock")
     return 0 if killed >= ENOUGH * len(chosen) else 1

@@ -37,8 +37,8 @@ from tests.mutants.worker import ROOT, trial
 path, tests = "pt2qa/_printable.py", ["tests/test_printable.py", "-k", "control_escape"]
 source = (ROOT / path).read_text()
 for each in (source, source.replace("return ", "return not ")):
-    print(trial(path, each, tests, 120))
-print(trial(path, "import time\\ntime.sleep(60)", tests, 2))
+    print(trial(path, each, tests, 120).wait())
+print(trial(path, "import time\\ntime.sleep(60)", tests, 2).wait())
 """
 
 

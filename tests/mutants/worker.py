@@ -11,11 +11,13 @@ import signal
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Literal
 
+import coverage
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -64,80 +66,82 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return self.source.encode()
 
 
-def in_fork(run: Callable[[], int], seconds: float) -> Verdict:
-    """What becomes of a run in a child: it is killed by a failing test or a crash, or survives."""
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        with contextlib.suppress(BaseException):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            os._exit(int(run()))
-        os._exit(70)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
+class Fork:
+    """A run in a child process: it is killed by a failing test or a crash, survives, or takes too many seconds."""
+
+    def __init__(self, run: Callable[[], int], seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+        self.child = os.fork()
+        if self.child == 0:
+            os.setpgid(0, 0)
+            with contextlib.suppress(BaseException):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, 1)
+                os.dup2(null, 2)
+                os._exit(int(run()))
+            os._exit(70)
+
+    def verdict(self) -> Verdict | None:
+        """What became of it; None while it runs."""
+        done, status = os.waitpid(self.child, os.WNOHANG)
         if done:
             return "survived" if status == 0 else "killed"
-        time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "slow"
+        if time.monotonic() < self.end:
+            return None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+        return "slow"
+
+    def wait(self) -> Verdict:
+        while (found := self.verdict()) is None:
+            time.sleep(POLL)
+        return found
 
 
-def trial(path: str, source: str, tests: Sequence[str], seconds: float) -> Verdict:
-    """Whether tests notice that a file has this source."""
+POLL = 0.05
+"""Seconds between looks at a child."""
+
+
+def trial(path: str, source: str, tests: Sequence[str], seconds: float) -> Fork:
+    """Runs tests on a library of which a file has another source."""
 
     def run() -> int:
         sys.meta_path.insert(0, Changed(path, source))
         return int(pytest.main(["-x", *OPTIONS, *tests]))
 
-    return in_fork(run, seconds)
+    return Fork(run, seconds)
 
 
 class Lines:
-    """A plug-in that notes which lines of the library each test runs, and how long it takes; of passing tests alone."""
+    """A plug-in that notes which lines of the library each test runs, how long it takes, and which tests fail."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, list[int]]] = {}
+        self.coverage = coverage.Coverage(data_file=None, config_file=False, include=[f"{ROOT / 'pt2qa'}/*"])
         self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
-        self.here: dict[str, set[int]] = {}
-        self.wanted: dict[CodeType, set[int] | None] = {}
-        self.library = f"{ROOT / 'pt2qa'}{os.sep}"
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if code not in self.wanted:
-            own = code.co_filename.startswith(self.library)
-            name = code.co_filename[len(str(ROOT)) + 1 :]
-            self.wanted[code] = self.here.setdefault(name, set()) if own else None
-        lines = self.wanted[code]
-        if lines is None:
-            return None
-        lines.add(frame.f_lineno)
-
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            lines.add(frame.f_lineno)
-            return line
-
-        return line
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
-        self.here, self.wanted = {}, {}
         begun = time.monotonic()
-        sys.settrace(self._call)
+        self.coverage.switch_context(item.nodeid)
         yield
-        sys.settrace(None)
+        self.coverage.switch_context("")
         self.seconds[item.nodeid] = time.monotonic() - begun
-        self.found[item.nodeid] = {name: sorted(lines) for name, lines in self.here.items() if lines}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.failed.append(report.nodeid)
+
+    @property
+    def found(self) -> dict[str, dict[str, list[int]]]:
+        """By test and file, the lines."""
+        data, found = self.coverage.get_data(), defaultdict[str, dict[str, list[int]]](dict)
+        for path in data.measured_files():
+            for line, tests in data.contexts_by_lineno(path).items():
+                for test in filter(None, tests):
+                    found[test].setdefault(str(Path(path).relative_to(ROOT)), []).append(line)
+        return found
 
 
 def lines_of(tests: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -147,11 +151,12 @@ def lines_of(tests: Sequence[str], seconds: float) -> dict[str, Any]:
 
     def run() -> int:
         plugin = Lines()
-        pytest.main([*OPTIONS, *tests], plugins=[plugin])
+        with plugin.coverage.collect():
+            pytest.main([*OPTIONS, *tests], plugins=[plugin])
         path.write_text(json.dumps({"lines": plugin.found, "seconds": plugin.seconds, "failed": plugin.failed}))
         return 0
 
-    if in_fork(run, seconds) != "survived":
+    if Fork(run, seconds).wait() != "survived":
         raise RuntimeError(f"the tests {' '.join(tests)} did not run to their end")
     found: dict[str, Any] = json.loads(path.read_text())
     path.unlink()

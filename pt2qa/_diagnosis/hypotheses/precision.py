@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.calibration import goes_beyond
-from pt2qa._diagnosis.hypotheses.sites import in_float
+from pt2qa._diagnosis.hypotheses.sites import ops_in_float
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
 from pt2qa._report.formats import share
 from pt2qa._report.prose import counted
@@ -82,9 +82,8 @@ def _nested(case: Case) -> Iterator[Hypothesis]:
 
 def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> Iterator[Hypothesis]:
     """Sites all at once: what one op makes and the next amplifies needs both in float."""
-    edits = [edit for index in worst for edit in in_float(case, case.pair.sites[index])[0].floats]
-    ops = tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
-    if len(edits) < 2 or not _cause(case, worst) or any(set(ops) <= before for before in tried):
+    ops = ops_in_float(case, worst)
+    if len(worst) < 2 or not ops or not _cause(case, worst) or any(set(ops) <= before for before in tried):
         return
     edit = Edit("float", ops)
     if not _is_quantized_after(case, (edit,)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         places = unfit if sites is alone and most else sites
         treatment, edit = with_own_scales(case, places, case.fitted)
         how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
-        yield Hypothesis(
+        found = Hypothesis(
             cause=cause,
             name=site.name,
             others=case.names(sites),
@@ -185,6 +186,16 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             treatment=treatment,
             share=case.share(case.excess, places),
         )
+        yield found
+        if sites is shared:
+            names = {site.name, *_sharers(case, site.index)}
+            ops = ops_in_float(case, [each.index for each in case.static_sites if each.name in names])
+            yield replace(
+                found,
+                remedy=f"keep all that has this scale in float: {', '.join(ops)}",
+                treatment=Treatment(floats=(Edit("float", ops),)),
+                cost=case.costs.macs_of(ops),
+            )
 
 
 _HOW = {
@@ -346,6 +357,12 @@ def _float_edit(case: Case, site: Site) -> Edit | None:
         if after is not None and site.index not in after.sites_on(case.pair.sites):
             return Edit("float", tuple(dict.fromkeys(ops)))
     return None
+
+
+def ops_in_float(case: Case, sites: Iterable[int]) -> tuple[str, ...]:
+    """The ops of one edit that keeps all of some sites in float."""
+    edits = [edit for index in sites for edit in in_float(case, case.pair.sites[index])[0].floats]
+    return tuple(dict.fromkeys(op for edit in edits for op in edit.ops))
 
 
 def in_float(case: Case, site: Site) -> tuple[Treatment, str, float]:
