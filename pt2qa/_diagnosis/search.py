@@ -408,7 +408,7 @@ class Search:
         """The remedy to take next: at the worst output, the one that leaves the least error, at its cost.
 
         Among alike, one that quantizing again applies comes before one that needs a change of model or quantizer, then
-        the one whose cause explains more.
+        the one whose cause explains more, then the one with fewer edits.
         """
         order = {output: number for number, output in enumerate(self.quality.by_quality)}
         unmeasured = [found for found in left if math.isnan(found[1].value)]
@@ -432,6 +432,7 @@ class Search:
                 bool(found[0].cost),
                 not found[0].treatment.made_of_edits,
                 ORDER[found[0].cause],
+                len(found[0].treatment.edits),
                 -found[1].value,
             ),
         )
