@@ -62,6 +62,7 @@ class Hypothesis:
         share: of its sites in the noise of all, if that bounds the gain.
         gain: in dB, where it was measured in another way; nan if nothing can be applied; None: measure the treatment.
         unseen: a sample that the remedy is about, so that its gain is that of all others; -1: none.
+        audited: whether it was found without the model's outputs, so that a gain that may be chance confirms it.
     """
 
     cause: str
@@ -75,6 +76,7 @@ class Hypothesis:
     share: float = 1.0
     gain: float | None = None
     unseen: int = -1
+    audited: bool = False
 
     @property
     def in_words(self) -> str:

@@ -379,10 +379,15 @@ class Search:
         return next((gain for gain in gains if self._is_worth(each, gain, quality)), gains[0])
 
     def _is_worth(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
-        """Whether a gain is a row: certain on other data, and worth its cost; a target needs whatever is certain."""
+        """Whether a gain is a row: certain on other data, and worth its cost; a target needs whatever is certain.
+
+        Of what was audited, the data or the specs are certain, and a gain confirms them.
+        """
         if each.gain is not None:  # measured in another way, by what suggests it
             return not each.gain <= 0
-        if not gain.is_certain or (_takes_out(each) and not self._beats_free(each, gain)):
+        if not (gain.is_certain or (each.audited and gain.value > 0)):
+            return False
+        if _takes_out(each) and not self._beats_free(each, gain):
             return False
         aim = self.case.judge.target
         if aim is not None and math.isfinite(aim.at_least):
@@ -394,15 +399,13 @@ class Search:
         return self.worth.pays(before, value, each.cost, is_fault=each.cause not in NATURAL)
 
     def _beats_free(self, each: Hypothesis, gain: Gain) -> bool:
-        """Whether what takes ops out of int8 gives more than what repairs give for free, certainly."""
+        """Whether what takes ops out of int8 gives more than what repairs give for free, at its cost."""
         if self.free is None:
             return True
         if not self.free.gain_over(self.quality, gain.output).is_certain:
             return True
         found = self.case.judge.outcome(self.state.then(each.treatment)).gain_over(self.free, gain.output)
-        return found.is_certain and self.worth.pays(
-            _sqnr(self.free, gain.output), found.value, each.cost, is_fault=False
-        )
+        return self.worth.pays(_sqnr(self.free, gain.output), found.value, each.cost, is_fault=False)
 
     def _best(self, left: Sequence[tuple[Hypothesis, Gain]]) -> tuple[Hypothesis, Gain]:
         """The remedy to take next: at the worst output, the one that leaves the least error, at its cost.

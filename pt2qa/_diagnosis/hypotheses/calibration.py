@@ -110,6 +110,7 @@ def inputs(case: Case) -> Iterator[Hypothesis]:
             evidence=f"the values of {name} in the calibration data are {how}{' than those in use' if ratio else ''} "
             "(root mean square of the batch in the middle)",
             sentence=f"the calibration data have {name} in another unit than the data in use",
+            audited=True,
         )
 
 

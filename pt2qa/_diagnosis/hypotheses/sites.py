@@ -88,6 +88,7 @@ def floored(case: Case) -> Iterator[Hypothesis]:
             "eps, and the values need a smaller one",
             remedy=f"configure these observers with a smaller eps, such as observer.with_args(eps=1e-9){edit}",
             treatment=treatment,
+            audited=True,
             sentence="the observer's smallest scale, its eps, is too large for the values",
         )
 
@@ -124,18 +125,18 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
     """
     found = [s for s in case.static_sites if has_unused_levels(case, s) and isinstance(s.params.scale, float)]
     if found:
-        worst = sorted(found, key=lambda site: -case.noise(site.index))
-        site = worst[0]
-        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in worst}
+        site = found[0]
+        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in found}
         treatment, edit = with_own_scales(case, list(whole), whole)
         yield Hypothesis(
             cause="activation-scheme",
             name=site.name,
-            others=case.names([each.index for each in worst]),
-            evidence=f"{counted(len(worst), 'site')} with a reduced integer range; here {site.params.dtype} "
+            others=case.names([*whole]),
+            evidence=f"{counted(len(found), 'site')} with a reduced integer range; here {site.params.dtype} "
             f"{site.params.quant_min}..{site.params.quant_max}",
             remedy=f"annotate the full range of the dtype (quant_min, quant_max){edit}",
             treatment=treatment,
+            audited=True,
         )
 
 
@@ -159,8 +160,8 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
     worst = case.ranked(unfit, case.excess)
     shared = [site for site in worst if _sharers(case, site)]
     alone = [site for site in worst if site not in shared]
-    # What most sites have in common is no fault of a site.
-    most = 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
+    # What most sites have in common is no fault of a site, unless one has nearly all of the noise.
+    most = len(alone) > 1 and 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
     for sites in (shared, alone):
         if not sites or (sites is alone and most and data_at_fault):
             continue
