@@ -34,6 +34,9 @@ _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by 
 HALF: Final = 0.5
 """The share of the noise that is left at most where ranges are at fault."""
 
+BIT: Final = 20 * math.log10(2)
+"""dB that one more bit gives."""
+
 HIDDEN: Final = 3e-4
 """Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
 
@@ -217,12 +220,12 @@ class Search:
 
     @property
     def out_of_reach(self) -> float | None:
-        """dB of the best bound, if it is certainly better, by more than a row needs; else None."""
+        """dB of the best bound, if it is certainly better, by a bit or more; else None."""
         sqnr = self.quality.worst[1]
         gains = [each.gain_over(self.quality) for each in self.bounds.values()]
         of_metric = self.quality.of_metric
         best = max((each.middle if of_metric else each.value for each in gains if each.is_certain), default=0.0)
-        return sqnr + best if self.worth.pays(sqnr, best, 0.0, is_fault=False) else None
+        return sqnr + best if best >= BIT and self.worth.pays(sqnr, best, 0.0, is_fault=False) else None
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""

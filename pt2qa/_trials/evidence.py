@@ -5,21 +5,29 @@ errors of a sample before and after, the gain in dB is that of all samples toget
 
     gain = 10 * log10(sum(b) / sum(a))
 
-Its standard error is the jackknife's, from the gains without each sample.  The interval is that of another set of as
+Its standard error is the jackknife's, from the gains without each sample. The interval is that of another set of as
 many samples, which differs as much from the mean as this one: ``gain ± t * sqrt(2) * error``, which holds 95 % of such
-sets.  t is Student's, with as many degrees of freedom as there are samples that matter: where few make most of the
-error, 24 samples are as good as few.  Whatever makes most of the error of another set, its gain is one of those that
-single samples have, so the interval is never wider than the one that holds 95 % of single samples,
-``mean(d) ± t * sqrt(1 + 1 / n) * std(d)`` with ``d = 10 * log10(b / a)``, and those of this set.
+sets. t is Student's, with as many degrees of freedom as there are samples that matter: where few make most of the
+error, 24 samples are as good as few. Few samples do not show the rare ones that make most of the error elsewhere, but
+the logarithms of all tell of them: the interval is never narrower than that of log-normal errors. Whatever makes most
+of the error of another set, its gain is one of those that single samples have, so it is never wider than the one that
+holds 95 % of single samples, ``mean(d) ± t * sqrt(1 + 1 / n) * std(d)`` with ``d = 10 * log10(b / a)``, and those of
+this set.
 
-Measured on log-normal errors of 24 and 48 samples: it holds 95 to 97 % of other sets where the errors of samples are
-alike, and 92 to 95 % where they differ by a factor of 7 from one another.  Nothing is drawn at random, so the same data
-give the same interval.
+With S the covariance of ``log(b)`` and ``log(a)``, and f(s) = log(1 + (exp(s) - 1) / n) the variance of the logarithm
+of a sum of n log-normal values, the variance of ``log(sum(b) / sum(a))`` of another set, and of its estimate, is::
+
+    (S_bb + S_aa - 2 * S_ba) / n + (S_bb**2 + S_aa**2 - 2 * S_ba**2) / (2 * (n - 1)) + f(S_bb) + f(S_aa) - 2 * f(S_ba)
+
+Measured on small nets of five kinds with six kinds of fault and 2,000 samples each: sets of 24 to 48 samples hold 92 to
+94 % of other sets, 77 % in the worst net; without the logarithms, 88 to 90 %.  Nothing is drawn at random, so the same
+data give the same interval.
 
 Source:
     the jackknife and its pseudo-values in "Bias and Confidence in Not-quite Large Samples" (Tukey, 1958); the effective
-    number of samples in "Survey Sampling" (Kish, 1965); the quantile of Student's t in "Bounds on Normal Approximations
-    to Student's and the Chi-Square Distributions" (Wallace, 1959), which errs to wide below four.
+    number of samples in "Survey Sampling" (Kish, 1965); sums of log-normal values in "The Sum of Log-Normal Probability
+    Distributions in Scatter Transmission Systems" (Fenton, 1960); the quantile of Student's t in "Bounds on Normal
+    Approximations to Student's and the Chi-Square Distributions" (Wallace, 1959), which errs to wide below four.
 """
 
 from __future__ import annotations
@@ -32,6 +40,12 @@ from torch import Tensor
 
 NORMAL = 1.959964
 """The normal quantile of an interval that holds 95 %."""
+
+LARGEST = 50.0
+"""The largest variance of logarithms, so that no sum overflows: errors that differ by a factor of a thousand."""
+
+ONE_SIDED = 0.84
+"""That of 95 % above one end, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +67,14 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the gain of all data of the kind is above 0, as far as that can be told: one sample has no interval.
+        """Whether the gain of all data of the kind is above 0 in 95 of 100 cases; one sample has no interval.
 
-        Without the ``sqrt(2)`` for another set, the interval is that of the gain itself.
+        Without the ``sqrt(2)`` for another set, the interval is that of the gain itself.  Of the sets above, 0.6 % with
+        gains by chance alone pass, 3 % in the worst net, and 78 to 84 % of the sets whose faults are gone.
         """
         if not self.value > 0 or math.isnan(self.low) or self.low > 0:
             return self.value > 0
-        return math.isfinite(self.low) and self.middle - (self.middle - self.low) / math.sqrt(2) > 0
+        return math.isfinite(self.low) and self.middle - ONE_SIDED * (self.middle - self.low) / math.sqrt(2) > 0
 
 
 def interval(before: Tensor, after: Tensor) -> tuple[float, float]:
@@ -87,7 +102,19 @@ def interval(before: Tensor, after: Tensor) -> tuple[float, float]:
     parts = torch.stack([before / sums[0], after / sums[1]])
     matter = 1 / parts.square().sum(1).max().item()
     half = student(matter - 1) * math.sqrt(2) * spread
+    half = max(half, _of_log_normal(before, after))
     return max(gain - half, widest[0]), min(gain + half, widest[1])
+
+
+def _of_log_normal(before: Tensor, after: Tensor) -> float:
+    """Half of the interval in dB if errors are log-normal; 0 if some are 0."""
+    count, logs = len(before), torch.stack([before, after]).log()
+    if not bool(torch.isfinite(logs).all()):
+        return 0.0
+    (one, both), (_, other) = torch.cov(logs).tolist()
+    own = (one + other - 2 * both) / count + (one**2 + other**2 - 2 * both**2) / (2 * (count - 1))
+    sums = [math.log1p(math.expm1(min(each, LARGEST)) / count) for each in (one, other, both)]
+    return 10 / math.log(10) * student(count - 1) * math.sqrt(max(own + sums[0] + sums[1] - 2 * sums[2], 0.0))
 
 
 def student(freedom: float) -> float:
