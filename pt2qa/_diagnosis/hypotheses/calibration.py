@@ -54,8 +54,7 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
         return
     if by_input(case) is not None:
         return  # one reason for all of them
-    differs = is_of_another_kind(case, seen)
-    if not (case.is_judged_apart or differs):
+    if not (case.is_judged_apart or is_of_another_kind(case, seen)):
         return  # samples of one kind differ as much, and the gain would be that of the data that calibrate
     widths = ((case.excess(site), _width(case.ranges[site].whole), _width(seen[site].whole)) for site in worst)
     narrow = sum(excess if own > shown else -excess for excess, own, shown in widths) > 0
@@ -73,7 +72,6 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
         others=case.names(worst),
         evidence=f"{evidence} (ranges of {counted(len(case.ranges[site.index].lowest), 'batch', 'batches')} and "
         f"of {counted(len(seen[site.index].lowest), 'calibration batch', 'calibration batches')})",
-        audited=differs,
     )
 
 

@@ -488,7 +488,9 @@ def stale_checkpoint(bed: Bed, r: random.Random) -> Places:
 def strange_layer(bed: Bed, r: random.Random) -> Places:
     name = r.choice(bed.ops("conv2d", "linear"))
     other, share = copy.deepcopy(bed.model), r.uniform(0.3, 1)
-    weight = other.get_submodule(name.rpartition("/")[0]).weight
+    module = other.get_submodule(name.rpartition("/")[0])
+    needs(isinstance(module, (nn.Conv2d, nn.Linear)))  # of an LSTM, the ops are decomposed
+    weight = module.weight
     torch.manual_seed(r.randrange(1 << 30))
     with torch.no_grad():
         weight += share * weight.std() * torch.randn_like(weight)
@@ -640,7 +642,9 @@ def _edit_last(bed: Bed, r: random.Random) -> None:
     """Outputs in another unit."""
     needs(not isinstance(bed.model, Detector))  # its outputs share a concatenation
     factor = r.choice((0.001, 0.3, 50.0, 1000.0))
-    last = [bed.model.classes, bed.model.amount] if isinstance(bed.model, Tabular) else [bed.model.head]
+    tabular = isinstance(bed.model, Tabular)
+    needs(tabular or hasattr(bed.model, "head"))
+    last = [bed.model.classes, bed.model.amount] if tabular else [bed.model.head]
     with torch.no_grad():
         for layer in last:
             layer.weight *= factor
