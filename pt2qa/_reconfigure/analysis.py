@@ -129,7 +129,7 @@ def reconfigure(
     before = judge.outcome(Treatment())
     base = Baseline(judge)
     if needed is None or not before.value >= needed:
-        base = with_free_edits(base, fuse, observers, methods, Folds.of(pair, again), needed)
+        base = with_free_edits(base, fuse, observers, methods, Folds(pair, again), needed)
     notes += [*base.notes, *base.pair.verify(first.batch)]
     if base.state.edits and sensitivity is not None:
         notes.append("sensitivity= is not used: the free edits change the noise of sites, so it was measured again")

@@ -88,7 +88,7 @@ def with_free_edits(
 
 def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
     """The pair with a repair, if it gains on held-out calibration data and on the evaluation data; a note says so."""
-    found = guarded(method, base.pair, data, lambda edits: base.judge.pair_with(base.free(edits)))
+    found = guarded(method, base.pair, data)
     new = base if found.fit is None else base.better(found.fit.edits)
     base.judge.forget(new.state)
     gain = f"{found.gain:+.2g} dB on held-out calibration data"

@@ -19,9 +19,8 @@ from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.judge import Judge, SimulatedModel, verified_run
-from pt2qa._trials.outcome import Outcome, outcome_of
-from pt2qa._trials.reference import Reference
+from pt2qa._trials.judge import Judge, SimulatedModel
+from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Target
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
@@ -98,7 +97,8 @@ def repair(
     judge = Judge(pair, data, None, "repair", unit="evaluation", calibration=None if calibration is None else fit_to)
     reference = judge.reference
     notes = [*judge.notes, *pair.verify(reference.first.batch)]
-    folds = Folds.of(pair, fit_to)
+    folds = Folds(pair, fit_to)
+    fitted_before = folds.quality(pair)
     steps = [Baseline(judge)]
     for method in chosen:
         steps.append(repaired(steps[-1], method, folds))
@@ -107,7 +107,6 @@ def repair(
     if final.pair is not pair:
         notes += final.pair.verify(reference.first.batch)
     before, after = steps[0].outcome, final.outcome
-    fitted_to = Reference(pair, fit_to, folds.returned)
     sites, on = len(pair.sites), len(final.pair.sites)
     return reported(
         judge,
@@ -121,8 +120,8 @@ def repair(
         stages=(
             *stages("before", before, 0.0, sites),
             *stages("converted", after, 0.0, on),
-            Stage("before, calibration", outcome_of(fitted_to, verified_run(pair)).value, 0.0, sites),
-            Stage("converted, calibration", outcome_of(fitted_to, verified_run(final.pair)).value, 0.0, on),
+            Stage("before, calibration", fitted_before.value, 0.0, sites),
+            Stage("converted, calibration", folds.quality(final.pair).value, 0.0, on),
             *_metric_stages(metric, pair, final.pair),
         ),
         target="accuracy at no cost at run time",

@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,13 +29,14 @@ from torch import Tensor
 from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import projected, quantized_input
+from pt2qa._repair.guard import quantized_input, started_on
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._simulator.batches import count_samples
-from pt2qa._simulator.program import Constant, Slot, Step
+from pt2qa._simulator.program import Constant, Program, Slot, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -72,7 +73,7 @@ class FittedBiases:
             Edit("bias", (name,), values=in_base64(values.tolist())) for name, (_, _, values) in self.added.items()
         )
 
-    def simulator(self, pair: QuantizedPair) -> Simulator:
+    def program(self, pair: QuantizedPair) -> Program:
         program = pair.program
         constants, steps, slots = {each.slot: each for each in program.constants}, list(program.steps), program.slots
         for step, bias, values in self.added.values():
@@ -95,16 +96,15 @@ class FittedBiases:
             reference: Tensor = bias.reference
             stored = (reference.float() + values.to(reference.device)).to(reference.dtype)
             constants[bias.slot] = replace(bias, stored=stored)
-        program = replace(program, slots=slots, constants=tuple(constants.values()), steps=tuple(steps))
-        return Simulator(program, fused=pair.simulator.fused)
+        return replace(program, slots=slots, constants=tuple(constants.values()), steps=tuple(steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Biases:
     """The normal equations for each part of the data.
 
-    ``means`` are the mean errors d of each op, of shape (channels,); ``grams`` and ``rights`` the products of J d with
-    each other, of shape (ops, ops), and with e, of shape (ops,).
+    ``means`` are the mean errors d of each op, of shape (channels,); ``products`` are those of J d with each other,
+    ``gram`` of shape (ops, ops), and with e, ``right`` of shape (ops,).
     """
 
     name: ClassVar[str] = "biases"
@@ -112,8 +112,7 @@ class Biases:
 
     ops: tuple[tuple[Step, Constant | None], ...]
     means: Mapping[tuple[int, ...], Sequence[Tensor]]
-    grams: Mapping[tuple[int, ...], Tensor]
-    rights: Mapping[tuple[int, ...], Tensor]
+    products: Sums
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Biases:
@@ -121,28 +120,22 @@ class Biases:
         if not ops:
             raise SelectionError("no convolution or linear with quantized weights has a bias that may change")
         means = _means(pair, ops, data)
-        grams = {part: torch.zeros(len(ops), len(ops), dtype=torch.float64) for part in PARTS}
-        rights = {part: torch.zeros(len(ops), dtype=torch.float64) for part in PARTS}
 
-        def add(fold: int, values: list[Any]) -> None:
-            parts = [part for part in PARTS if fold in part]
-            products = _project(pair, values, ops, [means[part] for part in parts])
-            for part, columns in zip(parts, products, strict=True):
+        def add_batch(item: Item, add: Add) -> None:
+            parts = [part for part in PARTS if data.fold_of[item.key] in part]
+            quantized = float_leaves(finished(pair, data.returned(pair, item), None))
+            for part, columns in zip(
+                parts, _project(pair, item, quantized, ops, [means[part] for part in parts]), strict=True
+            ):
                 random, along = columns[:VECTORS].flatten(0, 1), columns[VECTORS]
-                grams[part] += random.T @ random / VECTORS
-                rights[part] += along.sum(0)
+                add(("gram", part), random.T @ random / VECTORS)
+                add(("right", part), along.sum(0))
 
-        every = data.added_up(add, lambda: (grams, rights))
-        return cls(
-            ops,
-            means,
-            {part: torch.stack([own[part] for own, _ in every]).sum(0) for part in PARTS},
-            {part: torch.stack([own[part] for _, own in every]).sum(0) for part in PARTS},
-        )
+        return cls(ops, means, total(data.summed(add_batch), (0, 1)))
 
     def fit(self, folds: Collection[int]) -> FittedBiases:
         part = tuple(sorted(folds))
-        shares = _shares(self.grams[part], self.rights[part])
+        shares = _shares(self.products["gram", part], self.products["right", part])
         return FittedBiases(
             {
                 step.name: (step, bias, (-share * mean).float())
@@ -190,28 +183,23 @@ def _means(
     pair: QuantizedPair, ops: Sequence[tuple[Step, Constant | None]], data: Folds
 ) -> dict[tuple[int, ...], list[Tensor]]:
     """For each part of the data, the mean change of each op's output, less where it varies from sample to sample."""
-    sums: dict[tuple[int, int], list[Tensor]] = {}
 
-    def add(fold: int, values: list[Any]) -> None:
-        run = GradientRun(pair.simulator, values)
+    def add_batch(item: Item, add: Add) -> None:
+        run = GradientRun(pair.simulator, item.values)
         with torch.no_grad():
             for number, (step, _) in enumerate(ops):
-                error = _by_sample(step, _isolated(pair.simulator, run, step), count_samples(values), torch.mean)
-                found = [torch.tensor(float(len(error))), error.sum(0), error.square().sum(0)]
-                known = sums.get((fold, number))
-                sums[fold, number] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+                isolated = _isolated(pair.simulator, run, step)
+                error = _by_sample(step, isolated, count_samples(item.values), torch.mean)
+                add(number, torch.stack([torch.full_like(error[0], len(error)), error.sum(0), error.square().sum(0)]))
 
-    parts = data.added_up(add, lambda: sums)
-    means: dict[tuple[int, ...], list[Tensor]] = {}
-    for part in PARTS:
-        means[part] = []
-        for number in range(len(ops)):
-            own = [each[fold, number] for each in parts for fold in part if (fold, number) in each]
-            count, total, squares = (torch.stack([each[place] for each in own]).sum(0) for place in range(3))
-            mean = total / count
-            deviation = (squares / count - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
-            means[part].append(mean * (1 - deviation / mean.square().clamp(min=1e-30)).clamp(min=0))
-    return means
+    sums = data.summed(add_batch)
+    return {part: [_mean(*total(sums, part)[number]) for number in range(len(ops))] for part in PARTS}
+
+
+def _mean(count: Tensor, errors: Tensor, squares: Tensor) -> Tensor:
+    mean = errors / count
+    deviation = (squares / count - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)
+    return mean * (1 - deviation / mean.square().clamp(min=1e-30)).clamp(min=0)
 
 
 def _isolated(simulator: Simulator, run: GradientRun, step: Step) -> Tensor:
@@ -234,7 +222,8 @@ def _by_sample(step: Step, value: Tensor, samples: int, how: Callable[..., Tenso
 
 def _project(
     pair: QuantizedPair,
-    values: list[Any],
+    item: Item,
+    quantized: Sequence[Tensor],
     ops: Sequence[tuple[Step, Constant | None]],
     means: Sequence[Sequence[Tensor]],
 ) -> list[Tensor]:
@@ -242,8 +231,8 @@ def _project(
 
     Each output is divided by its size, in all of these.
     """
-    samples = count_samples(values)
-    started = projected(pair, values)
+    samples = count_samples(item.values)
+    started = started_on(pair, item)
     numbers = {step.index: number for number, (step, _) in enumerate(ops)}
     columns = [torch.zeros(VECTORS + 1, samples, len(ops), dtype=torch.float64) for _ in means]
 
@@ -258,7 +247,6 @@ def _project(
                 column[vector, :, number] = found if len(found) == samples else found / samples
 
     reference = [leaf.detach() for leaf in float_leaves(started.reference)]
-    quantized = float_leaves(finished(pair, pair.simulator.run(values, on=True), None))
     if [each.shape for each in reference] != [each.shape for each in quantized]:
         raise WithoutGradient("quantization changes the shape of an output")
     along = [

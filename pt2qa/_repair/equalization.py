@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -35,13 +35,15 @@ from torch import Tensor
 
 from pt2qa._graph.internals.flow_runtime import scaled
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._ranks import everywhere
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._repair.ranges import RangeGroup, ends_of, groups_in, moved
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
-from pt2qa._simulator.program import Constant, QuantParams, Site, Step
+from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.channels import Chain, Channels, Labelled, Side, channels_in
@@ -246,17 +248,15 @@ class FittedScales:
         scales = [Edit("scale", ops, values=in_base64(own.tolist())) for ops, own in by_chain if bool((own != 1).any())]
         return (*scales, *(self.look.observers if self.minmax else ()))
 
-    def simulator(self, pair: QuantizedPair) -> Simulator | None:
-        """None where biases are rounded, whose scales follow those of inputs."""
-        if any(site.kind == "bias" for site in pair.sites):
-            return None
+    def program(self, pair: QuantizedPair) -> Program:
+        """Biases that are rounded stay as they are: their scales follow those of inputs, but hardly cost anything."""
         roundings = {
             site: each for group in self.look.groups for site, each in group.roundings(pair, self.table, self.minmax)
         }
         for weight in self.look.weights:
             assert weight.constant.site is not None
             roundings[weight.constant.site] = weight.rounding(self.table)
-        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+        return with_roundings(pair.program, roundings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Equalization:
     chains: tuple[Chain, ...]
     groups: tuple[Group, ...]
     weights: tuple[Weight, ...]
-    products: tuple[Mapping[int, Tensor], ...]
+    products: tuple[Sums, Sums]
     activations: Activations
     peaks: tuple[Tensor, ...]
     count: int
@@ -327,10 +327,8 @@ class Equalization:
 
     def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
         costs = [self.activations.cost(table, folds)]
-        for number, (weight, peaks) in enumerate(zip(self.weights, self.peaks, strict=True)):
-            squares = [self.products[fold][number] for fold in folds if number in self.products[fold]]
-            if squares:
-                costs.append(weight.cost(peaks, table, torch.stack(squares).sum(0)).cpu().double())
+        for number, squares in total(self.products, folds).items():
+            costs.append(self.weights[number].cost(self.peaks[number], table, squares).cpu().double())
         return torch.stack(costs).sum()
 
     def _start(self, how: tuple[float, bool]) -> Tensor:
@@ -409,37 +407,27 @@ def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight
                 yield Weight(step, constant, pair.sites[constant.site].params, tuple(own))
 
 
-def _measure(
-    pair: QuantizedPair, data: Folds, groups: Sequence[Group], weights: Sequence[Weight]
-) -> tuple[Mapping[int, Tensor], ...]:
+def _measure(pair: QuantizedPair, data: Folds, groups: Sequence[Group], weights: Sequence[Weight]) -> tuple[Sums, Sums]:
     """Fills in the sums of the groups; returns the squared gradients of weights by fold and number."""
     places = {site.index: (group, place) for group in groups for place, site in enumerate(group.sites)}
     by_step = {weight.step.index: (number, weight) for number, weight in enumerate(weights)}
-    products: tuple[dict[int, Tensor], ...] = ({}, {})
 
-    def add(fold: int, values: list[Any]) -> None:
+    def add_batch(item: Item, add: Add) -> None:
         def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
             if step.site in places and step.duplicate_of is None:
                 group, place = places[step.site]
                 [value] = float_tensors(env[step.reads[0]])
-                group.add(fold, place, value, gradients)
+                group.add(data.fold_of[item.key], place, value, gradients)
             elif step.index in by_step:
                 number, weight = by_step[step.index]
-                found = weight.squared_gradients(pair.simulator, env, gradients)
-                known = products[fold].get(number)
-                products[fold][number] = found if known is None else known.add_(found)
+                add(number, weight.squared_gradients(pair.simulator, env, gradients))
 
-        visit_gradients(pair, values, visit)
+        visit_gradients(pair, item, visit)
 
-    parts = data.added_up(add, lambda: ([(group.ends, group.gains) for group in groups], products))
+    products = data.summed(add_batch)
+    parts = everywhere([(group.ends, group.gains) for group in groups])
     for number, group in enumerate(groups):
-        ends, gains = (torch.stack([own[number][which] for own, _ in parts]) for which in (0, 1))
+        ends, gains = (torch.stack([own[number][which] for own in parts]) for which in (0, 1))
         group.ends.copy_(torch.stack([ends[:, 0].amin(0), ends[:, 1].amax(0)]))
         group.gains.copy_(gains.sum(0))
-    return tuple(
-        {
-            number: torch.stack([own[fold][number] for _, own in parts if number in own[fold]]).sum(0)
-            for number in sorted({number for _, own in parts for number in own[fold]})
-        }
-        for fold in (0, 1)
-    )
+    return products

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.gradients import GradientRun, Gradients
-from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
-from pt2qa._simulator.batches import count_samples
-from pt2qa._simulator.positions import Counted
-from pt2qa._simulator.program import Step
+from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.evidence import Gain
 from pt2qa._trials.folds import Folds
-from pt2qa._trials.outcome import squares_by_row
+from pt2qa._trials.outcome import outcome_of
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 
 LEAST_GAIN = 0.1
 """dB that a repair must gain on both folds together, and not by chance."""
-
-DRAWS, TAIL = 200, 0.05
-"""Bootstrap samples of the samples, and the share of these in which a repair may lose."""
 
 
 class Fit(Protocol):
@@ -44,8 +37,8 @@ class Fit(Protocol):
     @property
     def edits(self) -> tuple[Edit, ...]: ...
 
-    def simulator(self, pair: QuantizedPair) -> Simulator | None:
-        """The simulator of the repaired pair; None where the pair has to be quantized again."""
+    def program(self, pair: QuantizedPair) -> Program:
+        """The program of the repaired pair, or one that rounds as that does."""
         ...
 
 
@@ -82,54 +75,59 @@ class Guarded:
     left_out: str = ""
 
 
-Again = Callable[[tuple[Edit, ...]], QuantizedPair]
-"""Quantizes a pair again, on all of the data, with edits besides its own."""
-
-
-def guarded(method: type[Method], pair: QuantizedPair, data: Folds, again: Again) -> Guarded:
+def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
     """Fits to each fold of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
     if data.distinct < 2:
         return Guarded(None, refused="calibration has one distinct batch; cross-validation needs two or more")
     try:
         look = method.look(pair, data)
+        fit = look.fit((0, 1))
+        if not fit.edits:
+            return Guarded(None, refused="no change improves the output")
+        tried = _measured(pair, data, fit, (look.fit([1]), look.fit([0])))
     except SelectionError as error:
         return Guarded(None, refused=str(error))
-    fit = look.fit((0, 1))
-    if not fit.edits:
-        return Guarded(None, refused="no change improves the output")
-    folds = [(other, *other.weaker) for other in (look.fit([1]), look.fit([0]))]
-    simulators = [
-        [pair.simulator] * 2,
-        *([each.simulator(pair) or again(each.edits).simulator for each in both] for both in zip(*folds, strict=True)),
-    ]
-    tried = list(zip((fit, *fit.weaker), _gains(pair, data, simulators), strict=True))
-    helpful = [each for each in tried if each[1][0] >= LEAST_GAIN and each[1][1] > 0]
+    helpful = [(each, gain) for each, gain in tried if gain.value >= LEAST_GAIN and gain.is_certain]
     if not helpful:
-        gain, least = max(found for _, found in tried)
-        chance = f", which may be chance: {least:+.2g} dB or more with other samples"
-        also = chance if gain >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
-        return Guarded(None, gain, f"{gain:+.2g} dB on held-out calibration data{also}")
-    best, (gain, _) = helpful[0]
-    for weaker, (own, _) in helpful[1:]:
-        if own >= gain + LEAST_GAIN:
-            best, gain = weaker, own
-    return Guarded(best, gain, left_out=look.left_out)
+        best = max((gain for _, gain in tried), key=lambda gain: gain.value)
+        chance = f", which may be chance: {best.low:+.2g} dB or more with other samples"
+        also = chance if best.value >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
+        return Guarded(None, best.value, f"{best.value:+.2g} dB on held-out calibration data{also}")
+    fit, best = helpful[0]
+    for weaker, gain in helpful[1:]:
+        if gain.value >= best.value + LEAST_GAIN:
+            fit, best = weaker, gain
+    return Guarded(fit, best.value, left_out=look.left_out)
 
 
-def projected(pair: QuantizedPair, values: list[Any]) -> ProjectedBatch:
+def _measured(pair: QuantizedPair, data: Folds, fit: Fit, apart: Sequence[Fit]) -> list[tuple[Fit, Gain]]:
+    """A fit and its weaker versions, each with the gain of those that were fitted without a fold on that fold."""
+    before, found = data.quality(pair), []
+    for each, *folds in zip(*((own, *own.weaker) for own in (fit, *apart)), strict=True):
+        after = outcome_of(data, _playing(pair, data, folds))
+        # The worst output may be another one than before.
+        found.append((each, replace(after.gain_over(before), value=after.value - before.value)))
+    return found
+
+
+def _playing(pair: QuantizedPair, data: Folds, fits: Sequence[Fit]) -> Callable[[Item], Any]:
+    """Runs a pair with the fit for the fold of each batch."""
+    simulators = [Simulator(each.program(pair), fused=pair.simulator.fused) for each in fits]
+    return lambda item: simulators[data.fold_of[item.key]].run(item.values, on=True)
+
+
+def started_on(pair: QuantizedPair, item: Item) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
-    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), values, int(digest_of(values)[:12], 16), None)
+    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), item.values, int(item.key[:12], 16))
 
 
 VECTORS = 2
 """Random projections of each batch."""
 
 
-def visit_gradients(
-    pair: QuantizedPair, values: list[Any], visit: Callable[[Step, Sequence[Tensor], Any], None]
-) -> None:
+def visit_gradients(pair: QuantizedPair, item: Item, visit: Callable[[Step, Sequence[Tensor], Any], None]) -> None:
     """Visits each step with its gradients of random projections, and the reference's values by slot."""
-    started = projected(pair, values)
+    started = started_on(pair, item)
 
     def visited(step: Step, gradients: Gradients) -> None:
         if gradients[0] is not None:
@@ -148,44 +146,3 @@ def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor
     if producer is not None and producer.site is not None:
         value = simulator.site_function(producer)(value, out=None)
     return value
-
-
-def _gains(pair: QuantizedPair, data: Folds, simulators: Sequence[Sequence[Simulator]]) -> list[tuple[float, float]]:
-    """The gain of the worst output over all samples, in dB, and the lower end of its interval.
-
-    Each of ``simulators`` is a pair, for the first fold of the data and for the second; the first two are the baseline.
-    """
-    own: list[list[Tensor]] = [[] for _ in simulators]
-    for fold, values, counted, returned in data.with_outputs():
-        reference = _outputs(pair, returned, counted)
-        for found, by_fold in zip(own, simulators, strict=True):
-            outputs = _outputs(pair, by_fold[fold].run(values, on=True), counted)
-            found.append(_by_sample(reference, outputs, count_samples(values)))
-    every = everywhere(own)
-    before, *others = (torch.cat([rows for part in every for rows in part[number]]) for number in range(len(own)))
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(before), (DRAWS, len(before)), generator=generator)
-    times = torch.cat([torch.ones(1, len(before)), F.one_hot(drawn, len(before)).sum(1)]).double()
-    gains = [(_worst(times, after) - _worst(times, before)).tolist() for after in others]
-    return [(gain, sorted(again)[int(TAIL * DRAWS)]) for gain, *again in gains]
-
-
-def _outputs(pair: QuantizedPair, returned: Any, counted: Counted | None) -> list[Tensor]:
-    return float_leaves(finished(pair, returned, None) if counted is None else counted.outputs(returned))
-
-
-def _by_sample(reference: Sequence[Tensor], quantized: Sequence[Tensor], samples: int) -> Tensor:
-    """Signal and noise: float64 of shape (samples, outputs, 2); one row if an output has no axis of samples."""
-    rows = samples if all(each.dim() and each.shape[0] == samples for each in reference) else 1
-    sums = [
-        squares_by_row(ref, quant if ref.shape == quant.shape else torch.full_like(ref, math.nan), rows)
-        for ref, quant in zip(reference, quantized, strict=True)
-    ]
-    return torch.stack(sums).permute(2, 0, 1)
-
-
-def _worst(times: Tensor, sums: Tensor) -> Tensor:
-    """The SQNR of the worst output that is not all zeros, with each sample so many times."""
-    signal, noise = torch.tensordot(times, sums, 1).unbind(2)
-    ratios = 10 * (signal / noise.clamp(min=1e-300)).log10()
-    return torch.where(signal == 0, math.inf, ratios).amin(1)

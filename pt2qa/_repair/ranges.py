@@ -35,10 +35,10 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.ranges import observe
-from pt2qa._sensitivity.roundings import fitted, fitted_by_channel, rounding, with_roundings
-from pt2qa._simulator.program import QuantParams, Site, Step
-from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Folds
+from pt2qa._sensitivity.roundings import rounding
+from pt2qa._simulator.program import Program, QuantParams, Site, Step
+from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.edits import can_observe
 from pt2qa.overrides.plan import Edit
@@ -126,9 +126,9 @@ class FittedRanges:
             for group, each in self.groups.items()
         )
 
-    def simulator(self, pair: QuantizedPair) -> Simulator:
+    def program(self, pair: QuantizedPair) -> Program:
         roundings = {site: rounding(each) for group, each in self.groups.items() for site in group.sites}
-        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+        return with_roundings(pair.program, roundings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,14 @@ class Ranges:
 
     groups: tuple[RangeGroup, ...]
     spans: Mapping[int, tuple[float, float]]
-    histograms: tuple[Mapping[int, Tensor], ...]
+    histograms: tuple[Sums, Sums]
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Ranges:
         groups = groups_in(pair)
         if not groups:
             raise SelectionError("no activation has a range that calibration chose")
-        observed = observe(pair, ((values, None) for _, values in data))
+        observed = observe(pair, ((item.values, None) for item in data))
         spans = {}
         for number, group in enumerate(groups):
             ends = [end for site in group.sites for end in observed[site].whole]
@@ -155,47 +155,28 @@ class Ranges:
             if high > low and math.isfinite(high - low):
                 spans[number] = (low, high)
         group_of = {site: number for number in spans for site in groups[number].sites}
-        own: tuple[dict[int, Tensor], ...] = ({}, {})
 
-        def add(fold: int, values: list[Any]) -> None:
-            for number, weights in _weigh(pair, values, group_of, spans):
-                own[fold][number] = own[fold].get(number, 0.0) + weights
+        def add_batch(item: Item, add: Add) -> None:
+            def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
+                number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
+                if number is not None:
+                    [value] = float_tensors(env[step.reads[0]])
+                    add(number, _weighted(value, gradients, *spans[number]))
 
-        parts = data.added_up(add, lambda: own)
-        together = tuple(
-            {number: sum(found[fold][number] for found in parts if number in found[fold]) for number in spans}
-            for fold in (0, 1)
-        )
-        return cls(groups, spans, together)  # type: ignore[arg-type]  # a sum of tensors
+            visit_gradients(pair, item, visit)
+
+        return cls(groups, spans, data.summed(add_batch))
 
     def fit(self, folds: Collection[int]) -> FittedRanges:
         found = {}
-        for number, (low, high) in self.spans.items():
-            weights = [self.histograms[fold][number] for fold in folds]
-            known = [each for each in weights if isinstance(each, Tensor)]
-            if known:
-                start, width = _grid(low, high)
-                group = self.groups[number]
-                best = _best(group, low, high, Histogram(start, width, torch.stack(known).sum(0)))
-                if best is not group.params:
-                    found[group] = best
+        for number, weights in total(self.histograms, folds).items():
+            low, high = self.spans[number]
+            start, width = _grid(low, high)
+            group = self.groups[number]
+            best = _best(group, low, high, Histogram(start, width, weights))
+            if best is not group.params:
+                found[group] = best
         return FittedRanges(found)
-
-
-def _weigh(
-    pair: QuantizedPair, values: list[Any], group_of: Mapping[int, int], spans: Mapping[int, tuple[float, float]]
-) -> list[tuple[int, Tensor]]:
-    """The histogram of each site's values in a batch, with the number of its group."""
-    found: list[tuple[int, Tensor]] = []
-
-    def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
-        number = None if step.site is None or step.duplicate_of is not None else group_of.get(step.site)
-        if number is not None:
-            [value] = float_tensors(env[step.reads[0]])
-            found.append((number, _weighted(value, gradients, *spans[number])))
-
-    visit_gradients(pair, values, visit)
-    return found
 
 
 def _grid(low: float, high: float) -> tuple[int, float]:

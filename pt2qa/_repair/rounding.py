@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,9 @@ from pt2qa._repair.guard import quantized_input
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.roundings import with_roundings
-from pt2qa._simulator.program import Constant, QuantParams, Slot, Step
-from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Folds
+from pt2qa._simulator.program import Constant, Program, QuantParams, Slot, Step
+from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -61,10 +61,10 @@ class FittedIntegers:
             for name, (_, _, values) in self.integers.items()
         )
 
-    def simulator(self, pair: QuantizedPair) -> Simulator:
+    def program(self, pair: QuantizedPair) -> Program:
         values = {site: in_float(integers, *_scales(params)) for site, params, integers in self.integers.values()}
         roundings = {site: lambda weight, site=site: values[site].to(weight) for site in values}
-        return Simulator(with_roundings(pair.program, roundings), fused=pair.simulator.fused)
+        return with_roundings(pair.program, roundings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +77,33 @@ class Rounding:
 
     pair: QuantizedPair
     ops: tuple[tuple[Step, Constant], ...]
-    grams: tuple[Mapping[int, Tensor], ...]
+    grams: tuple[Sums, Sums]
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Rounding:
         ops = tuple(_ops_in(pair))
         if not ops:
             raise SelectionError("no linear or convolution has an int8 weight of its own")
-        own: tuple[dict[int, Tensor], ...] = ({}, {})
 
-        def add(fold: int, values: list[Any]) -> None:
-            run = GradientRun(pair.simulator, values)
+        def add_batch(item: Item, add: Add) -> None:
+            run = GradientRun(pair.simulator, item.values)
             for number, (step, weight) in enumerate(ops):
                 assert isinstance(step.args[0], Slot)
                 rows = _rows(step, quantized_input(pair.simulator, run, step.args[0].number).detach(), weight)
-                found = rows.mT @ rows
-                own[fold][number] = found if number not in own[fold] else own[fold][number].add_(found)
+                add(number, rows.mT @ rows)
 
-        parts = data.added_up(add, lambda: own)
-        grams = tuple(
-            {
-                number: torch.stack([found[fold][number] for found in parts if number in found[fold]]).sum(0)
-                for number in range(len(ops))
-                if any(number in found[fold] for found in parts)
-            }
-            for fold in (0, 1)
-        )
+        grams = data.summed(add_batch)
         weights = sum(site.kind == "weight" for site in pair.sites)
         left_out = f"{weights - len(ops)} of {counted(weights, 'weight')} unchanged: shared, very large, or not int8"
         return cls(left_out if weights > len(ops) else "", pair, ops, grams)
 
     def fit(self, folds: Collection[int]) -> FittedIntegers:
         found = {}
-        for number, (step, weight) in enumerate(self.ops):
-            known = [self.grams[fold][number] for fold in folds if number in self.grams[fold]]
-            if known:
-                assert weight.site is not None
-                params = self.pair.sites[weight.site].params
-                integers = _rounded(weight.reference.detach(), params, torch.stack(known).sum(0))
-                found[step.name] = (weight.site, params, integers)
+        for number, gram in total(self.grams, folds).items():
+            step, weight = self.ops[number]
+            assert weight.site is not None
+            params = self.pair.sites[weight.site].params
+            found[step.name] = (weight.site, params, _rounded(weight.reference.detach(), params, gram))
         return FittedIntegers(found)
 
 

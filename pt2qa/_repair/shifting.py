@@ -31,14 +31,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._repair.guard import visit_gradients
 from pt2qa._report.prose import counted
-from pt2qa._sensitivity.roundings import Rounding, fitted, own_rounding, rounding
-from pt2qa._simulator.program import Site, Step
-from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Folds
+from pt2qa._sensitivity.roundings import Rounding, fitted, own_rounding, rounding, with_roundings
+from pt2qa._simulator.program import Program, Step
+from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.norms import KEEPS_CHANNELS, ReadNorm, norms_in
 from pt2qa.overrides.plan import Edit, in_base64
@@ -52,37 +53,56 @@ all norms' cost that all shifts must save, so that calibrating again is worth it
 class Place:
     """Where a value that moves is rounded: the number of the norm, the op that makes it, and the step of the site.
 
-    ``sign`` is -1 at the norm, from which z is subtracted, and 1 at what is added to it.
+    ``sign`` is -1 at the norm, from which z is subtracted, and 1 at what is added to it; ``sites`` are that site and
+    those behind it that round the rounded value.
     """
 
     norm: int
     source: Step
     rounded: Step
     sign: int
+    sites: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedShifts:
-    """Shifts of some norms, by the ops of the edit: float32 of shape (channels,)."""
+    """Shifts of some norms, float32 of shape (channels,), and how sites round what is shifted."""
 
     weaker: ClassVar[tuple[()]] = ()
 
-    values: Mapping[tuple[str, ...], Tensor]
+    shifts: tuple[tuple[ReadNorm, Tensor], ...]
+    roundings: Mapping[int, Rounding]
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        return tuple(Edit("shift", ops, values=in_base64(values.tolist())) for ops, values in self.values.items())
+        return tuple(Edit("shift", norm.ops, values=in_base64(values.tolist())) for norm, values in self.shifts)
 
-    def simulator(self, pair: QuantizedPair) -> Simulator | None:
-        """None: observers see other values."""
-        return None
+    def program(self, pair: QuantizedPair) -> Program:
+        program = pair.program
+        constants = {(each.reader, each.argument): each for each in program.constants}
+
+        def add(name: str, argument: int, shift: Tensor) -> None:
+            bias = constants[name, argument]
+            constants[name, argument] = replace(bias, stored=bias.reference + shift.to(bias.reference))
+
+        for norm, shift in self.shifts:
+            [argument] = [number for (_, number), each in constants.items() if each.attribute == norm.bias]
+            add(norm.name, argument, -shift)
+            for name in norm.linears:
+                weight: Tensor = constants[name, 1].reference.detach()
+                add(name, BIAS, weight @ shift.to(weight))
+            for name in norm.added:
+                add(name, BIAS, shift)
+        return with_roundings(replace(program, constants=tuple(constants.values())), self.roundings)
 
 
 @dataclass(frozen=True, slots=True)
 class Shifting:
-    """What one look at the data tells about norms: their candidates, no shift first, and what they cost at each place.
+    """What one look at the data tells about norms: their candidates, no shift first.
 
-    ``costs`` are by fold, and of shape (candidates,).
+    Attributes:
+        roundings: for each place, how it rounds with each candidate.
+        costs: by fold and place, of shape (candidates,).
     """
 
     name: ClassVar[str] = "shifting"
@@ -92,39 +112,62 @@ class Shifting:
     norms: tuple[ReadNorm, ...]
     candidates: tuple[tuple[Tensor, ...], ...]
     places: tuple[Place, ...]
-    costs: tuple[tuple[Tensor, ...], ...]
+    roundings: tuple[tuple[Rounding, ...], ...]
+    costs: tuple[Sums, Sums]
 
     @classmethod
     def look(cls, pair: QuantizedPair, data: Folds) -> Shifting:
         norms, places = _norms_in(pair)
         if not norms:
             raise SelectionError("no quantized norm has a bias that the biases around it can absorb")
-        ranges = ranges_by_channel(pair, {place.source.index for place in places}, data)
+        ranges = _ranges_by_channel(pair, {place.source.index for place in places}, data)
         at_norm = {place.norm: ranges[place.source.index] for place in places if place.sign < 0}
         candidates = tuple(tuple(_candidates(*at_norm[number])) for number in range(len(norms)))
-        meter = _Meter(pair, places, candidates, ranges)
-        costs = on_all_ranks(data.added_up(meter.add, lambda: meter.sums))
+        roundings = tuple(
+            tuple(
+                _rounding(pair, place, place.sign * shift, ranges[place.source.index])
+                for shift in candidates[place.norm]
+            )
+            for place in places
+        )
+        by_step = {place.rounded.index: number for number, place in enumerate(places)}
+
+        def add_batch(item: Item, add: Add) -> None:
+            def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
+                number = by_step.get(step.index)
+                if number is not None:
+                    own, value = places[number], env[step.reads[0]]
+                    moved = (value + own.sign * shift.to(value) for shift in candidates[own.norm])
+                    errors = (rounded(each) - each for rounded, each in zip(roundings[number], moved, strict=True))
+                    add(number, _costs(gradients, errors))
+
+            visit_gradients(pair, item, visit)
+
+        costs = data.summed(add_batch)
         all_norms = sum(step.op == "layer_norm" for step in pair.program.steps)
         left = all_norms - len({place.norm for place in places if place.source.op == "layer_norm"})
         left_out = f"{left} of {counted(all_norms, 'norm')} unchanged: not quantized, or no biases to absorb a shift"
-        return cls(left_out if left > 0 else "", norms, candidates, places, costs)
+        return cls(left_out if left > 0 else "", norms, candidates, places, roundings, costs)
 
     def fit(self, folds: Collection[int]) -> FittedShifts:
-        found = {}
+        found: list[tuple[ReadNorm, Tensor]] = []
+        chosen: dict[int, Rounding] = {}
+        by_place = total(self.costs, folds)
         before = saved = 0.0
         for number, norm in enumerate(self.norms):
             own = [place for place, each in enumerate(self.places) if each.norm == number]
-            costs = torch.stack([self.costs[fold][place] for fold in folds for place in own]).sum(0).tolist()
+            none = torch.zeros(len(self.candidates[number]), dtype=torch.float64)
+            costs = sum((by_place[place] for place in own if place in by_place), none).tolist()
             best = 0
             for candidate, cost in enumerate(costs):
                 if cost < costs[best] * (1 - LEAST):
                     best = candidate
             if best:
-                found[norm.ops] = self.candidates[number][best]
+                found.append((norm, self.candidates[number][best]))
+                for place in own:
+                    chosen |= dict.fromkeys(self.places[place].sites, self.roundings[place][best])
             before, saved = before + costs[0], saved + costs[0] - costs[best]
-        if saved < before * LEAST:
-            found = {}
-        return FittedShifts(found)
+        return FittedShifts(tuple(found), chosen) if saved >= before * LEAST else FittedShifts((), {})
 
 
 def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, ...]]:
@@ -139,9 +182,9 @@ def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, .
             continue
         ends = ((norm.name, -1), *((name, 1) for name in norm.added))
         own = [
-            Place(len(norms), steps[name], rounded, sign)
+            Place(len(norms), steps[name], rounded, sign, sites)
             for name, sign in ends
-            for rounded in _rounded(pair, steps[name])
+            for rounded, sites in _rounded(pair, steps[name])
         ]
         if any(place.sign < 0 for place in own):
             norms.append(norm)
@@ -149,16 +192,21 @@ def _norms_in(pair: QuantizedPair) -> tuple[tuple[ReadNorm, ...], tuple[Place, .
     return tuple(norms), tuple(places)
 
 
-def _rounded(pair: QuantizedPair, source: Step) -> Iterator[Step]:
-    """The first sites behind an op, through ops that leave the channels where they are."""
-    reached = {source.out}
+def _rounded(pair: QuantizedPair, source: Step) -> Iterator[tuple[Step, tuple[int, ...]]]:
+    """The first sites behind an op, through ops that leave the channels where they are, each with those behind it."""
+    first: dict[int, Step | None] = {source.out: None}
+    behind: dict[int, tuple[Step, list[int]]] = {}
     for step in pair.program.steps[source.index + 1 :]:
-        if step.reads and step.reads[0] in reached:
-            if step.site is not None:
-                if step.duplicate_of is None:
-                    yield step
-            elif step.op in KEEPS_CHANNELS:
-                reached.add(step.out)
+        if not step.reads or step.reads[0] not in first:
+            continue
+        before = first[step.reads[0]]
+        if step.site is not None and step.duplicate_of is None:
+            first[step.out] = before = before or step
+            behind.setdefault(before.index, (before, []))[1].append(step.site)
+        elif step.site is not None or step.op in KEEPS_CHANNELS:
+            first[step.out] = before
+    for step, sites in behind.values():
+        yield step, tuple(sites)
 
 
 def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
@@ -169,58 +217,14 @@ def _candidates(low: Tensor, high: Tensor) -> Iterator[Tensor]:
     yield (high - high[widest]).clamp(min=0.0) + (low - low[widest]).clamp(max=0.0)
 
 
-class _Meter:
-    def __init__(
-        self,
-        pair: QuantizedPair,
-        places: Sequence[Place],
-        candidates: Sequence[Sequence[Tensor]],
-        ranges: Mapping[int, tuple[Tensor, Tensor]],
-    ) -> None:
-        self.pair = pair
-        self.by_step = {place.rounded.index: number for number, place in enumerate(places)}
-        self.shifts = [[place.sign * shift for shift in candidates[place.norm]] for place in places]
-        self.roundings = [
-            [_rounding(pair, place, shift, *ranges[place.source.index]) for shift in shifts]
-            for place, shifts in zip(places, self.shifts, strict=True)
-        ]
-        self.sums = tuple([torch.zeros(len(each), dtype=torch.float64) for each in self.shifts] for _ in (0, 1))
-
-    def add(self, fold: int, values: list[Any]) -> None:
-        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
-            number = self.by_step.get(step.index)
-            if number is not None:
-                self.sums[fold][number] += costs_of(gradients, self._errors(number, env[step.reads[0]]))
-
-        visit_gradients(self.pair, values, visit)
-
-    def _errors(self, number: int, value: Tensor) -> Iterator[Tensor]:
-        for shift, rounded in zip(self.shifts[number], self.roundings[number], strict=True):
-            moved = value + shift.to(value)
-            yield rounded(moved) - moved
-
-
-def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, low: Tensor, high: Tensor) -> Rounding:
-    assert place.rounded.site is not None
-    return rounding_of(pair, pair.sites[place.rounded.site], low + shift, high + shift)
-
-
-def costs_of(gradients: Sequence[Tensor], errors: Iterable[Tensor]) -> Tensor:
+def _costs(gradients: Sequence[Tensor], errors: Iterable[Tensor]) -> Tensor:
     """What the errors of candidates cost the output: float64 of shape (candidates,)."""
     weights = torch.stack([each.square() for each in gradients]).sum(0)
     costs = [(error.square() * weights).sum(dtype=torch.float64) for error in errors]
     return torch.stack(costs).nan_to_num(0.0, 0.0, 0.0).cpu()
 
 
-def on_all_ranks(parts: Sequence[Sequence[Sequence[Tensor]]]) -> tuple[tuple[Tensor, ...], ...]:
-    """The costs of all ranks, by fold."""
-    return tuple(
-        tuple(torch.stack(each).sum(0) for each in zip(*(costs[fold] for costs in parts), strict=True))
-        for fold in (0, 1)
-    )
-
-
-def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) -> dict[int, tuple[Tensor, Tensor]]:
+def _ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) -> dict[int, tuple[Tensor, Tensor]]:
     """The lowest and highest value of some steps' outputs by channel, the last axis, over all data."""
     own: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -231,8 +235,8 @@ def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) 
             known = own.get(step.index, (low, high))
             own[step.index] = torch.minimum(low, known[0]), torch.maximum(high, known[1])
 
-    for _, values in data:
-        pair.simulator.run(values, on=False, visit=visit)
+    for item in data:
+        pair.simulator.run(item.values, on=False, visit=visit)
     parts = everywhere(own)
     return {
         step: (
@@ -243,13 +247,15 @@ def ranges_by_channel(pair: QuantizedPair, steps: Collection[int], data: Folds) 
     }
 
 
-def rounding_of(pair: QuantizedPair, site: Site | None, low: Tensor, high: Tensor) -> Rounding:
-    """How a site would round values of another range; dynamic scales adapt."""
-    if site is None:
-        return lambda value: value
-    if not isinstance(site.params.scale, float):
-        return own_rounding(pair.simulator, site)
+def _rounding(pair: QuantizedPair, place: Place, shift: Tensor, ends: tuple[Tensor, Tensor]) -> Rounding:
+    """How a place would round values that are shifted; dynamic scales adapt."""
+    assert place.rounded.site is not None
+    site = pair.sites[place.rounded.site]
     params = site.params
+    if not isinstance(params.scale, float):
+        own = own_rounding(pair.simulator, site)
+        return lambda value, out=None: own(value)
+    low, high = (end + shift for end in ends)
     lowest, highest = float(low.min().clamp(max=0.0)), float(high.max().clamp(min=0.0))
     if params.zero_point == 0 and params.quant_min < 0:  # symmetric, or as good as that
         highest = max(-lowest, highest)

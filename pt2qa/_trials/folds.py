@@ -2,98 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import active, everywhere
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.outputs import nbytes_of
-from pt2qa._simulator.positions import Counted, Positions
-from pt2qa._simulator.verification import digest_of
+from pt2qa._trials.outcome import Outcome, outcome_of
+from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
 from pt2qa.errors import SelectionError
 
-T = TypeVar("T")
+Sums = Mapping[Any, Tensor]
+"""Sums by key; one to which nothing was added is missing."""
 
-KEPT_BYTES = 1 << 28
-"""Memory for the float model's outputs, 256 MiB."""
+Add = Callable[[Hashable, Tensor], None]
+"""Adds a new tensor, which may be written to later, to the sum of a key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folds:
-    """Every second batch is in the second fold; one that is repeated counts once, one without samples not at all.
+class Folds(Reference):
+    """Every second batch is in the second fold; one that is repeated counts once, one that is set apart not at all.
 
-    ``fold_of`` has those of this rank by digest, ``distinct`` is how many all ranks have, ``outputs`` keeps what the
-    float model returns by digest.
+    ``fold_of`` has those of this rank by digest, ``distinct`` is how many all ranks have.
     """
 
-    pair: QuantizedPair
-    data: Data
-    fold_of: dict[str, int]
-    distinct: int
-    positions: Positions | None
-    outputs: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, pair: QuantizedPair, data: Data) -> Folds:
-        """Reads the batches once; the mask says which positions count where a fit is measured."""
-        own = [digest_of(values) for _, values in _read(pair, data)]
+    def __init__(self, pair: QuantizedPair, data: Data) -> None:
+        """Runs the float model; the mask of the data says which positions count where a fit is measured."""
+        super().__init__(pair, data)
+        own = [key for _, _, key in self._read() if key not in self._skipped]
         found, ranks = everywhere(own), active()
-        distinct = dict.fromkeys(digest for each in found for digest in each)
+        distinct = dict.fromkeys(key for each in found for key in each)
         # A batch that several ranks have counts for the first of them.
-        before = {digest for each in found[: 0 if ranks is None else ranks.rank] for digest in each}
+        before = {key for each in found[: 0 if ranks is None else ranks.rank] for key in each}
         mine = set(own) - before
-        fold_of = {digest: number % 2 for number, digest in enumerate(distinct) if digest in mine}
-        return cls(pair, data, fold_of, len(distinct), data.positions(pair.quantized, pair.program))
+        self.fold_of = {key: number % 2 for number, key in enumerate(distinct) if key in mine}
+        self.distinct = len(distinct)
+        self._last: QuantizedPair | None = None
+        self._returned: dict[str, Any] = {}
+        self._quality: Outcome | None = None
 
-    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
-        """The batches of this rank: the fold of each, 0 or 1, and its flat values."""
-        for fold, _, values, _ in self._own():
-            yield fold, values
+    def __iter__(self) -> Iterator[Item]:
+        left = set(self.fold_of)
+        for item in super().__iter__():
+            if item.key in left:
+                left.remove(item.key)
+                yield item
 
-    def added_up(self, add: Callable[[int, list[Any]], None], sums: Callable[[], T]) -> list[T]:
-        """The sums of each rank, once all of its batches have been added; a SelectionError if an op has no gradient."""
+    def summed(self, add_batch: Callable[[Item, Add], None]) -> tuple[Sums, Sums]:
+        """The sums over each fold, on all ranks, of what batches add; a SelectionError if an op has no gradient."""
+        own: tuple[dict[Any, Tensor], ...] = ({}, {})
         reason = ""
+
+        def add(fold: int, key: Hashable, term: Tensor) -> None:
+            own[fold][key] = own[fold][key].add_(term) if key in own[fold] else term
+
         try:
-            for fold, values in self:
-                add(fold, values)
+            for item in self:
+                add_batch(item, functools.partial(add, self.fold_of[item.key]))
         except WithoutGradient as error:
             reason = error.reason
-        found = everywhere((sums(), reason))
+        found = everywhere((own, reason))
         for _, why in found:
             if why:
                 raise SelectionError(why)
-        return [own for own, _ in found]
+        one, other = (total([sums[fold] for sums, _ in found], range(len(found))) for fold in (0, 1))
+        return one, other
 
-    def with_outputs(self) -> Iterator[tuple[int, list[Any], Counted | None, Any]]:
-        """The batches of this rank, with the positions that count (None: all) and the float outputs."""
-        for fold, batch, values, digest in self._own():
-            counted = None if self.positions is None else self.positions.of(batch, values)
-            yield fold, values, counted, self.returned(values, digest)
+    def returned(self, pair: QuantizedPair, item: Item) -> Any:
+        """What the simulator of a pair returns; kept for the last pair, up to a limit."""
+        if pair is not self._last:
+            self._last, self._returned, self._quality = pair, {}, None
+        if item.key not in self._returned:
+            found = detached(pair.simulator.run(item.values, on=True))
+            if nbytes_of([found, *self._returned.values()]) > KEPT_BYTES:
+                return found
+            self._returned[item.key] = found
+        return self._returned[item.key]
 
-    def returned(self, values: list[Any], digest: str) -> Any:
-        known = self.outputs.get(digest)
-        if known is None:
-            known = detached(self.pair.simulator.run(values, on=False))
-            if nbytes_of([known, *self.outputs.values()]) <= KEPT_BYTES:
-                self.outputs[digest] = known
-        return known
-
-    def _own(self) -> Iterator[tuple[int, Batch, list[Any], str]]:
-        left = dict(self.fold_of)
-        for batch, values in _read(self.pair, self.data):
-            digest = digest_of(values)
-            fold = left.pop(digest, None)
-            if fold is not None:
-                yield fold, batch, values, digest
+    def quality(self, pair: QuantizedPair) -> Outcome:
+        """That of a pair on both folds; that of the last pair is known."""
+        if pair is not self._last or self._quality is None:
+            self._quality = outcome_of(self, lambda item: self.returned(pair, item))
+        return self._quality
 
 
-def _read(pair: QuantizedPair, data: Data) -> Iterator[tuple[Batch, list[Any]]]:
-    for batch in data:
-        values = pair.values(batch)
-        if count_samples(values):
-            yield batch, values
+def total(sums: Sequence[Sums], which: Collection[int]) -> dict[Any, Tensor]:
+    """Some of the sums added up, such as those of both folds."""
+    found: dict[Any, Tensor] = {}
+    for number in which:
+        for key, each in sums[number].items():
+            found[key] = found[key] + each if key in found else each
+    return found

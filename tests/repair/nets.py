@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._repair.guard import Fit
+from pt2qa._simulator.simulator import Simulator
 
 
 class Clipped(nn.Module):
@@ -120,6 +122,7 @@ def post_norm_pair(quantizer: str, planted: float = 0.0) -> pt2qa.QuantizedPair:
     return pt2qa.quantize(pt2qa.capture(model, sequences()[0]), quantizer, sequences(), progress=False)
 
 
-def never(edits: tuple[pt2qa.Edit, ...]) -> pt2qa.QuantizedPair:
-    """Where no repair needs the model quantized again."""
-    raise AssertionError(f"quantized again for {edits}")
+def played(fit: Fit, pair: pt2qa.QuantizedPair, x: Tensor) -> Tensor:
+    """The first output of a pair with a fit, without quantizing again."""
+    found: Tensor = Simulator(fit.program(pair), fused=pair.simulator.fused).run(pair.values((x,)), on=True)[0]
+    return found

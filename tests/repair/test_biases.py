@@ -14,7 +14,7 @@ from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
 from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
-from tests.repair.nets import batches, clipped_pair
+from tests.repair.nets import batches, clipped_pair, played
 
 
 def test_shares_minimise_the_error_within_0_and_1() -> None:
@@ -31,14 +31,14 @@ def test_an_op_alone_gets_its_mean_error_back() -> None:
     model = nn.Sequential(nn.Linear(16, 8))
     data = [torch.rand(64, 16) for _ in range(4)]
     pair = quantized_pair(model, data[0], "xnnpack", batches=data)
-    fit = Biases.look(pair, Folds.of(pair, Data("calibration", data))).fit((0, 1))
+    fit = Biases.look(pair, Folds(pair, Data("calibration", data))).fit((0, 1))
     [(_, _, added)] = fit.added.values()
     inputs = torch.cat(data)
     rounded = {site.kind: site for site in pair.sites}
     assert {"activation", "weight"} <= set(rounded)
     with torch.no_grad():
         error = torch.cat([pair.quantized(x) - pair.reference(x) for x in data]).mean(0)
-        left = torch.cat([fit.simulator(pair).run(pair.values((x,)), on=True)[0] - pair.reference(x) for x in data])
+        left = torch.cat([played(fit, pair, x) - pair.reference(x) for x in data])
     assert inputs.shape == (256, 16)
     assert float((error * added).sum()) < 0
     assert float(left.mean(0).square().sum()) < float(error.square().sum())
@@ -47,13 +47,12 @@ def test_an_op_alone_gets_its_mean_error_back() -> None:
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None:
     pair = clipped_pair(quantizer)
-    fit = Biases.look(pair, Folds.of(pair, Data("calibration", batches()))).fit((0, 1))
+    fit = Biases.look(pair, Folds(pair, Data("calibration", batches()))).fit((0, 1))
     assert pair.capture is not None
     new = pt2qa.quantize(pair.capture, quantizer, batches(), overrides=OverridePlan(fit.edits), progress=False)
     assert fit.edits
     for x in batches(seed=3):
-        played = fit.simulator(pair).run(pair.values((x,)), on=True)
-        assert torch.equal(played[0], new.quantized(x))
+        assert torch.equal(played(fit, pair, x), new.quantized(x))
         assert torch.equal(new.reference(x), pair.reference(x))
     new.verify(batches()[0])
 
@@ -61,7 +60,7 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 def test_a_pair_with_other_biases_is_what_quantizing_gives(quantizer: str) -> None:
     pair = clipped_pair(quantizer)
-    fit = Biases.look(pair, Folds.of(pair, Data("calibration", batches()))).fit((0, 1))
+    fit = Biases.look(pair, Folds(pair, Data("calibration", batches()))).fit((0, 1))
     assert pair.capture is not None
     once = pt2qa.quantize(pair.capture, quantizer, batches(), overrides=OverridePlan(fit.edits[:1]), progress=False)
     before = [once.quantized(x) for x in batches(seed=3)]
@@ -114,7 +113,7 @@ def test_what_cannot_be_changed_is_said() -> None:
         plan.apply_to("xnnpack")
     without = quantized_pair(nn.ConvTranspose1d(2, 3, 2), torch.rand(4, 2, 8))
     with pytest.raises(pt2qa.SelectionError, match="no convolution or linear with quantized weights has a bias"):
-        Biases.look(without, Folds.of(without, Data("calibration", [torch.rand(4, 2, 8)])))
+        Biases.look(without, Folds(without, Data("calibration", [torch.rand(4, 2, 8)])))
 
 
 def test_a_product_of_two_values_gets_no_bias() -> None:
@@ -148,7 +147,7 @@ def test_an_op_without_a_bias_gets_one(quantizer: str) -> None:
     torch.manual_seed(0)
     data, held_out = [[torch.rand(16, 3, 8, 8) for _ in range(4)] for _ in range(2)]
     pair = quantized_pair(WithoutBias(), data[0], quantizer, batches=data)
-    fit = Biases.look(pair, Folds.of(pair, Data("calibration", data))).fit((0, 1))
+    fit = Biases.look(pair, Folds(pair, Data("calibration", data))).fit((0, 1))
     assert len(fit.edits) >= 2
     assert pair.capture is not None
     plan = OverridePlan.from_json(OverridePlan(fit.edits).to_json())
@@ -157,9 +156,8 @@ def test_an_op_without_a_bias_gets_one(quantizer: str) -> None:
     assert other is not None
     assert (other.quantization, other.environment) == (new.quantization, new.environment)
     for x in held_out:
-        [played] = fit.simulator(pair).run(pair.values((x,)), on=True)
         for quantized in (new.quantized(x), other.quantized(x)):
-            assert torch.equal(quantized, played)
+            assert torch.equal(quantized, played(fit, pair, x))
             assert not torch.equal(quantized, pair.quantized(x))
         assert torch.equal(new.reference(x), pair.reference(x))
         assert torch.equal(other.reference(x), pair.reference(x))
@@ -199,4 +197,4 @@ def test_outputs_without_an_element_leave_nothing_to_fit() -> None:
 
     data = [torch.randn(2, 4) for _ in range(2)]
     pair = pt2qa.quantize(pt2qa.capture(Empty().eval(), data[0]), "xnnpack", data, progress=False)
-    assert not Biases.look(pair, Folds.of(pair, Data("calibration", data))).fit((0, 1)).edits
+    assert not Biases.look(pair, Folds(pair, Data("calibration", data))).fit((0, 1)).edits

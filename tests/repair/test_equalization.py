@@ -26,7 +26,7 @@ from pt2qa.overrides.parameters import edit_parameters, with_folded_norms
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
 from tests.repair.kept import check_plan, check_reference
-from tests.repair.nets import encoder_pair, sequences
+from tests.repair.nets import encoder_pair, played, sequences
 
 QUANTIZERS = ("xnnpack:per_channel=false", "xnnpack", "x86", "xnnpack:mode=dynamic")
 HELD_OUT = sequences(seed=9)
@@ -38,7 +38,7 @@ def measured(pair: pt2qa.QuantizedPair, data: list[Tensor]) -> float:
 
 
 def look(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> Equalization:
-    return Equalization.look(pair, Folds.of(pair, Data("calibration", batches)))
+    return Equalization.look(pair, Folds(pair, Data("calibration", batches)))
 
 
 def chains(model: nn.Module, x: Tensor) -> tuple[Chain, ...]:
@@ -288,11 +288,9 @@ def test_the_simulator_of_a_fit_is_that_of_the_pair_quantized_again() -> None:
     fit = look(pair, sounds()).fit((0, 1))
     assert pair.capture is not None
     again = pt2qa.quantize(pair.capture, pair.quantizer, sounds(), overrides=OverridePlan(fit.edits), progress=False)
-    simulator = fit.simulator(pair)
-    assert simulator is not None
-    played = torch.cat([simulator.run([x])[0] for x in sounds(9)])
+    found = torch.cat([played(fit, pair, x) for x in sounds(9)])
     expected = torch.cat([again.quantized(x) for x in sounds(9)])
-    assert direct_sqnr(expected, played) > measured(again, sounds(9)) + 3
+    assert direct_sqnr(expected, found) > measured(again, sounds(9)) + 3
 
 
 def test_any_flow_that_takes_a_quantizer_can_scale() -> None:

@@ -11,7 +11,6 @@ from pt2qa._repair.methods import METHODS
 from pt2qa._simulator.data import Data
 from pt2qa._trials.folds import Folds
 from tests.padded_prompts import Running, padded, prompts, quantized
-from tests.repair.nets import never
 
 
 def test_the_sqnr_is_that_of_what_counts() -> None:
@@ -39,7 +38,7 @@ def test_a_fit_is_measured_where_positions_count() -> None:
         return batch["attention_mask"].bool()
 
     gains = [
-        guarded(METHODS["biases"], pair, Folds.of(pair, Data("calibration", prompted, mask=mask)), never).gain
+        guarded(METHODS["biases"], pair, Folds(pair, Data("calibration", prompted, mask=mask))).gain
         for mask in (None, "attention_mask", counting)
     ]
     assert gains[1] == gains[2] != gains[0]

@@ -46,7 +46,7 @@ PAIRS = {"clipped": clipped_pair, "joined": joined_pair, "encoder": encoder_pair
 @pytest.mark.parametrize("quantizer", ["xnnpack", "xnnpack:per_channel=false", "x86"])
 def test_it_is_what_quantizing_gives(name: str, quantizer: str) -> None:
     pair, data = PAIRS[name](quantizer), sequences if name == "encoder" else batches
-    folds = Folds.of(pair, Data("calibration", data()))
+    folds = Folds(pair, Data("calibration", data()))
     biases = Biases.look(pair, folds).fit((0, 1)).edits
     # Every range that can be fixed, drawn in; what is fitted may leave some as they are.
     ranges = tuple(
@@ -76,7 +76,7 @@ def test_it_is_what_quantizing_gives(name: str, quantizer: str) -> None:
 
 def test_what_is_fitted_needs_no_second_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = clipped_pair()
-    fit = Ranges.look(pair, Folds.of(pair, Data("calibration", batches()))).fit((0, 1))
+    fit = Ranges.look(pair, Folds(pair, Data("calibration", batches()))).fit((0, 1))
     assert fit.edits
 
     def refused(*arguments: object, **keywords: object) -> None:

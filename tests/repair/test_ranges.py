@@ -88,11 +88,11 @@ def test_groups_are_what_shares_a_scale(quantizer: str) -> None:
 
 def test_fits_to_halves_add_up() -> None:
     pair = clipped_pair()
-    data = Folds.of(pair, Data("calibration", batches()))
+    data = Folds(pair, Data("calibration", batches()))
     assert data.distinct == 4
-    assert sorted(half for half, _ in data) == [0, 0, 1, 1]
+    assert sorted(data.fold_of.values()) == [0, 0, 1, 1]
     whole = Ranges.look(pair, data)
-    first = Ranges.look(pair, Folds.of(pair, Data("calibration", batches()[::2])))
+    first = Ranges.look(pair, Folds(pair, Data("calibration", batches()[::2])))
     for number in whole.spans:
         assert math.isclose(
             float(whole.histograms[0][number].sum()),

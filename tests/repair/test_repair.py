@@ -23,7 +23,7 @@ from pt2qa._trials.folds import Folds
 from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
-from tests.repair.nets import Clipped, batches, clipped_pair, never
+from tests.repair.nets import Clipped, batches, clipped_pair
 
 HELD_OUT = batches(seed=9)
 
@@ -124,7 +124,7 @@ def test_what_loses_on_the_other_half_is_refused() -> None:
             )
 
     pair = clipped_pair()
-    found = guarded(Overfitted, pair, Folds.of(pair, Data("calibration", batches())), never)
+    found = guarded(Overfitted, pair, Folds(pair, Data("calibration", batches())))
     assert found.fit is None
     assert found.gain < 0
     assert re.fullmatch(r"-[0-9.]+ dB on held-out calibration data; at least 0.1 dB needed", found.refused)
@@ -139,8 +139,8 @@ def test_a_weaker_repair_is_taken_where_the_whole_goes_too_far() -> None:
             return FittedRanges({group: _between(group, each, 2.0) for group, each in found.groups.items()})
 
     pair = clipped_pair()
-    data = Folds.of(pair, Data("calibration", batches()))
-    found, sound = (guarded(each, pair, data, never) for each in (Overdone, Ranges))
+    data = Folds(pair, Data("calibration", batches()))
+    found, sound = (guarded(each, pair, data) for each in (Overdone, Ranges))
     whole = Overdone.look(pair, data).fit((0, 1))
     assert found.fit == whole.weaker[0]
     assert found.gain > sound.gain / 2
@@ -186,7 +186,7 @@ def test_outputs_count_relative_to_their_size() -> None:
 
     torch.manual_seed(0)
     pair = quantized_pair(Two(), batches()[0], "xnnpack", batches=batches())
-    data = Folds.of(pair, Data("calibration", batches()))
+    data = Folds(pair, Data("calibration", batches()))
     weights = Ranges.look(pair, data).histograms[0]
     assert all(0 < float(each.sum()) < 1e6 for each in weights.values())
 

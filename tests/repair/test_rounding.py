@@ -17,6 +17,7 @@ from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.folds import Folds
 from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
+from tests.repair.nets import played
 
 
 class Convs(nn.Module):
@@ -78,7 +79,7 @@ def test_inputs_that_are_unrelated_change_nothing() -> None:
 @QUANTIZERS
 def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None:
     pair = convs_pair(quantizer)
-    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
+    look = Rounding.look(pair, Folds(pair, Data("calibration", smooth_pictures())))
     fit = look.fit((0, 1))
     assert look.left_out == ""
     assert len(fit.edits) == 5
@@ -87,7 +88,7 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
     new = pt2qa.quantize(pair.capture, quantizer, smooth_pictures(), overrides=plan, progress=False)
     assert new.quantization == pair.quantization  # the same scales
     for x in smooth_pictures(seed=3):
-        assert torch.equal(fit.simulator(pair).run(pair.values((x,)), on=True)[0], new.quantized(x))
+        assert torch.equal(played(fit, pair, x), new.quantized(x))
         assert not torch.equal(new.quantized(x), pair.quantized(x))
         assert torch.equal(new.reference(x), pair.reference(x))
     new.verify(smooth_pictures()[0])
@@ -96,7 +97,7 @@ def test_quantizing_with_the_edits_gives_what_was_played(quantizer: str) -> None
 def test_the_rows_are_those_of_the_product() -> None:
     """``x.T @ x`` of a convolution is that of the patches that its weight meets."""
     pair = convs_pair("x86")
-    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
+    look = Rounding.look(pair, Folds(pair, Data("calibration", smooth_pictures())))
     rounded = {site.name: site for site in pair.sites if site.kind == "weight"}
     for number, (step, weight) in enumerate(look.ops):
         rows = look.grams[0][number]
@@ -125,7 +126,7 @@ def test_the_groups_of_a_convolution_are_rounded_each_for_itself(axis: int | Non
 
 def test_the_rows_of_groups_are_their_patches() -> None:
     pair = convs_pair("x86")
-    look = Rounding.look(pair, Folds.of(pair, Data("calibration", smooth_pictures())))
+    look = Rounding.look(pair, Folds(pair, Data("calibration", smooth_pictures())))
     [number] = [number for number, (step, _) in enumerate(look.ops) if step.name == "grouped/conv2d"]
     read: list[Tensor] = []
     for x in smooth_pictures()[::2]:

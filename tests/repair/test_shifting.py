@@ -55,7 +55,7 @@ def test_any_flow_that_takes_a_quantizer_can_shift() -> None:
     pair, batches = post_norm_pair("x86", 30.0), sequences()
     assert pair.capture is not None
     assert pair.capture.eager is not None
-    fit = Shifting.look(pair, Folds.of(pair, Data("calibration", batches))).fit((0, 1))
+    fit = Shifting.look(pair, Folds(pair, Data("calibration", batches))).fit((0, 1))
     plan = OverridePlan(fit.edits)
     expected = pt2qa.quantize(pair.capture, "x86", batches, overrides=plan, progress=False)
     graph = torch.export.export(pair.capture.eager, (batches[0],)).module()
@@ -119,7 +119,7 @@ def test_which_norms_can_be_shifted(kind: str, possible: bool, quantizer: str) -
     assert len(found) == possible
     if not possible:
         with pytest.raises(pt2qa.SelectionError, match="no quantized norm has a bias that the biases around"):
-            Shifting.look(pair, Folds.of(pair, Data("calibration", [x])))
+            Shifting.look(pair, Folds(pair, Data("calibration", [x])))
     for each in found:
         plan = OverridePlan((Edit("shift", each.ops, values=in_base64([float(number) for number in range(8)])),))
         assert pair.capture is not None
@@ -164,7 +164,7 @@ def test_what_cannot_be_shifted_is_said() -> None:
 def test_norms_that_stay_as_they_are_are_counted() -> None:
     # x86's quantizer leaves the projection of an nn.MultiheadAttention in float, which reads the second norm.
     pair = post_norm_pair("x86", 30.0)
-    look = Shifting.look(pair, Folds.of(pair, Data("calibration", sequences())))
+    look = Shifting.look(pair, Folds(pair, Data("calibration", sequences())))
     assert [norm.name for norm in look.norms] == [
         f"layers.{norm}/layer_norm" for norm in ("0.norm1", "1.norm1", "1.norm2")
     ]

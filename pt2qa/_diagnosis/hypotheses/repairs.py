@@ -51,9 +51,7 @@ def calibration_of(case: Case, state: Treatment) -> tuple[Data | None, str]:
 def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hypothesis | str:
     """A method's fit to the pair with all remedies so far, or why it is not applied."""
     pair = case.judge.applied(state)
-    found = guarded(
-        method, pair, Folds.of(pair, data), lambda edits: case.judge.pair_with(state.then(Treatment(edits=edits)))
-    )
+    found = guarded(method, pair, Folds(pair, data))
     if found.fit is None:
         return found.refused
     edits = found.fit.edits
@@ -96,9 +94,9 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
         return None
     judge = case.judge
     pair = judge.pair_with(state)
-    folds = Folds.of(pair, replace(data, batches=_first(pair, data)))
+    folds = Folds(pair, replace(data, batches=_first(pair, data)))
     shared = {digest: judge.folds[digest] for digest in folds.fold_of if digest in judge.folds}
-    folds = replace(folds, fold_of={**folds.fold_of, **shared})
+    folds.fold_of |= shared
     try:
         look = Ranges.look(pair, folds)
     except SelectionError:
