@@ -25,7 +25,7 @@ Source:
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -35,18 +35,15 @@ from torch import Tensor
 
 from pt2qa._graph.internals.flow_runtime import scaled
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import everywhere
-from pt2qa._repair.guard import visit_gradients
-from pt2qa._repair.ranges import RangeGroup, ends_of, groups_in, moved
-from pt2qa._sensitivity.gradients import float_tensors
+from pt2qa._repair.groups import Group, add_up, fitting, groups_with
+from pt2qa._repair.ranges import ends_of, moved
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
-from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Step
+from pt2qa._simulator.program import Constant, Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Add, Folds, Sums, total
-from pt2qa._trials.reference import Item
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
-from pt2qa.overrides.channels import Chain, Channels, Labelled, Side, channels_in
+from pt2qa.overrides.channels import Chain, Labelled, Side, channels_in
 from pt2qa.overrides.parameters import with_folded_norms
 from pt2qa.overrides.plan import Edit, in_base64
 
@@ -115,61 +112,6 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Sites that share a range, or one that computes its own from each batch, if there is no ``group``.
-
-    Attributes:
-        values: the labels of each site's value.
-        labels: all of these, each once, and 0.
-        ends: the range of each label at each site, with 0: of shape (2, sites, labels).
-        gains: by fold, the sums of g**2, and of (g * x)**2, likewise: of shape (2, 2, sites, labels).
-    """
-
-    sites: tuple[Site, ...]
-    group: RangeGroup | None
-    values: tuple[Labelled, ...]
-    labels: Tensor
-    ends: Tensor
-    gains: Tensor
-
-    @classmethod
-    def of(cls, sites: tuple[Site, ...], group: RangeGroup | None, values: tuple[Labelled, ...]) -> Group:
-        labels = torch.cat([torch.tensor([0]), *(each.labels.flatten() for each in values)]).unique()
-        ends, gains = (torch.zeros(*sizes, len(sites), len(labels), dtype=torch.float64) for sizes in ((2,), (2, 2)))
-        return cls(sites, group, values, labels, ends, gains)
-
-    def divisors(self, table: Tensor) -> Tensor:
-        """By what each label is divided at each site: of shape (sites, labels)."""
-        return torch.stack([table[self.labels] ** each.degree for each in self.values])
-
-    def add(self, fold: int, place: int, value: Tensor, gradients: Sequence[Tensor]) -> None:
-        labels = fitting(self.values[place].labels, value)
-        axes = [axis for axis, size in enumerate(labels.shape) if size == 1]
-        index = torch.searchsorted(self.labels, labels.flatten())
-        value = value.float().nan_to_num(0.0, 0.0, 0.0)
-        squares = torch.stack([each.float().square() for each in gradients]).sum(0).nan_to_num(0.0, 0.0, 0.0)
-        for sums, how, kept in (
-            (self.ends[0, place], "amin", value),
-            (self.ends[1, place], "amax", value),
-            (self.gains[fold, 0, place], "sum", squares),
-            (self.gains[fold, 1, place], "sum", squares * value.square()),
-        ):
-            kept = (getattr(kept, how)(axes, keepdim=True) if axes else kept).cpu().double().flatten()
-            sums.scatter_reduce_(0, index, kept, how)
-
-    def roundings(self, pair: QuantizedPair, table: Tensor, minmax: bool) -> Iterator[tuple[int, Rounding]]:
-        """How each site rounds in units of its factors, over all values, or as much of these as its range has now."""
-        before, after = (
-            (float(each[0].min()), float(each[1].max())) for each in (self.ends, self.ends / self.divisors(table))
-        )
-        for site, each in zip(self.sites, self.values, strict=True):
-            own = own_rounding(pair.simulator, site)
-            if self.group is not None:
-                own = rounding(moved(self.group, ends_of(self.group.params) if minmax else before, after))
-            yield site.index, in_units(own, functools.partial(_inverse, each, table))
-
-
-@dataclass(frozen=True, slots=True)
 class Activations:
     """All labels at all sites of all groups, one after the other, to compute what these cost at once."""
 
@@ -187,14 +129,9 @@ class Activations:
         params = [each.sites[0].params for each in groups]
         return cls(
             torch.cat([each.labels.repeat(len(each.sites)) for each in groups]),
-            torch.cat(
-                [
-                    torch.tensor([value.degree for value in each.values])[:, None].expand_as(each.ends[0]).flatten()
-                    for each in groups
-                ]
-            ),
+            torch.cat([each.degrees.expand_as(each.ends[0]).flatten() for each in groups]),
             torch.arange(len(groups)).repeat_interleave(torch.tensor(sizes)),
-            torch.cat([each.ends.flatten(1) for each in groups], 1),
+            torch.cat([_with_zero(each.ends).flatten(1) for each in groups], 1),
             torch.cat([each.gains.flatten(2) for each in groups], 2),
             torch.tensor([each.quant_max - each.quant_min for each in params]),
             torch.tensor([each.group is not None and each.group.symmetric for each in groups]),
@@ -210,6 +147,24 @@ class Activations:
         return torch.minimum((steps[self.groups] * divisors).square() / 12 * rounded, lost).sum()
 
 
+def _roundings(group: Group, pair: QuantizedPair, table: Tensor, minmax: bool) -> Iterator[tuple[int, Rounding]]:
+    """How each site rounds in units of its factors, over all values, or as much of these as its range has now."""
+    ends = _with_zero(group.ends)
+    before, after = (
+        (float(each[0].min()), float(each[1].max())) for each in (ends, ends / table[group.labels] ** group.degrees)
+    )
+    for site, each in zip(group.sites, group.values, strict=True):
+        own = own_rounding(pair.simulator, site)
+        if group.group is not None:
+            own = rounding(moved(group.group, ends_of(group.group.params) if minmax else before, after))
+        yield site.index, in_units(own, functools.partial(_inverse, each, table))
+
+
+def _with_zero(ends: Tensor) -> Tensor:
+    """Ranges with 0, which is all of those that are missing."""
+    return torch.stack([ends[0].clamp(max=0.0), ends[1].clamp(min=0.0)])
+
+
 def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
     """A rounding of what values are in other units."""
 
@@ -222,15 +177,6 @@ def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
 
 def _inverse(of: Labelled, table: Tensor, value: Tensor) -> Tensor:
     return (table**-of.degree)[fitting(of.labels, value)].to(value)
-
-
-def fitting(labels: Tensor, value: Tensor) -> Tensor:
-    """Labels for a value with more or fewer samples, which may share an axis with heads."""
-    labels = labels if labels.dim() == value.dim() else labels.reshape([1] * value.dim())
-    for axis, size in enumerate(value.shape):
-        if labels.shape[axis] not in (1, size):
-            labels = labels.index_select(axis, torch.arange(size) % labels.shape[axis])
-    return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +197,7 @@ class FittedScales:
     def program(self, pair: QuantizedPair) -> Program:
         """Biases that are rounded stay as they are: their scales follow those of inputs, but hardly cost anything."""
         roundings = {
-            site: each for group in self.look.groups for site, each in group.roundings(pair, self.table, self.minmax)
+            site: each for group in self.look.groups for site, each in _roundings(group, pair, self.table, self.minmax)
         }
         for weight in self.look.weights:
             assert weight.constant.site is not None
@@ -283,13 +229,20 @@ class Equalization:
     def look(cls, pair: QuantizedPair, data: Folds) -> Equalization:
         assert pair.float_graph is not None, "what is repaired was captured"
         channels = channels_in(with_folded_norms(pair.float_graph), pair.names)
-        groups, chains = _groups_in(pair, channels)
+        groups, chains = groups_with(pair, channels)
         if not chains and all(each.group is None for each in groups):
             raise SelectionError(
                 "no activation has a range, and no ops with weights of their own write and read its channels"
             )
         weights = tuple(_weights_in(pair, chains))
-        products = _measure(pair, data, groups, weights)
+        by_step = {weight.step.index: (number, weight) for number, weight in enumerate(weights)}
+
+        def add_weight(step: Step, gradients: Sequence[Tensor], env: Any, add: Add) -> None:
+            if step.index in by_step:
+                number, weight = by_step[step.index]
+                add(number, weight.squared_gradients(pair.simulator, env, gradients))
+
+        products = add_up(pair, data, groups, add_weight)
         assert pair.recipe is not None, "what is repaired is quantized again"
         peaks = tuple(_within(torch.Tensor.amax, weight.value.abs()) for weight in weights)
         observers = observing(pair.recipe.annotations, "minmax")
@@ -338,7 +291,7 @@ class Equalization:
         for group in self.groups:
             for place, each in enumerate(group.values):
                 own = torch.isin(group.labels, each.labels)
-                found = group.ends[:, place, own].abs().amax(0) ** (1 / each.degree)
+                found = _with_zero(group.ends)[:, place, own].abs().amax(0) ** (1 / each.degree)
                 labels = group.labels[own]
                 sizes[labels] = torch.maximum(sizes[labels], found / found.max().clamp(min=1e-30))
         for weight, peaks in zip(self.weights, self.peaks, strict=True):
@@ -369,32 +322,6 @@ def _by_channel(weight: Tensor, channels: int, axis: int) -> Tensor:
     return weight.reshape(channels, -1).abs().amax(1).cpu().double()
 
 
-def _groups_in(pair: QuantizedPair, channels: Channels) -> tuple[tuple[Group, ...], tuple[Chain, ...]]:
-    """The groups of sites with labels, and their chains, but for those where a site's range is fixed."""
-    steps = Counter(step.name for step in pair.program.steps if step.site is None)
-    none = Labelled(torch.tensor(0))
-    values = {
-        site.index: channels.values.get(site.name, none) if steps[site.name] == 1 else none
-        for site in pair.sites
-        if site.kind == "activation"
-    }
-    shared = [(group.sites, group) for group in groups_in(pair)]
-    static = {site for sites, _ in shared for site in sites}
-    groups, fixed = [], [torch.tensor([0])]
-    for sites, group in [*shared, *(((site,), None) for site in values if site not in static)]:
-        own = tuple(values[site] for site in sites)
-        if group is None and pair.sites[sites[0]].params.scale is not None:
-            fixed.append(own[0].labels.flatten())
-        elif group is not None or own[0].labels.any():
-            groups.append(Group.of(tuple(pair.sites[site] for site in sites), group, own))
-    known = torch.cat([each.labels for each in groups] or [torch.tensor([0])])
-    return tuple(groups), tuple(
-        chain
-        for chain in channels.chains
-        if torch.isin(chain.labels, known).any() and not torch.isin(chain.labels, torch.cat(fixed)).any()
-    )
-
-
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:
     sides = defaultdict(list)
     for side in (side for chain in chains for side in chain.sides):
@@ -405,29 +332,3 @@ def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight
             own = sides.get((step.name, constant.argument))
             if own and constant.site is not None and pair.sites[constant.site].params.scale is not None:
                 yield Weight(step, constant, pair.sites[constant.site].params, tuple(own))
-
-
-def _measure(pair: QuantizedPair, data: Folds, groups: Sequence[Group], weights: Sequence[Weight]) -> tuple[Sums, Sums]:
-    """Fills in the sums of the groups; returns the squared gradients of weights by fold and number."""
-    places = {site.index: (group, place) for group in groups for place, site in enumerate(group.sites)}
-    by_step = {weight.step.index: (number, weight) for number, weight in enumerate(weights)}
-
-    def add_batch(item: Item, add: Add) -> None:
-        def visit(step: Step, gradients: Sequence[Tensor], env: Any) -> None:
-            if step.site in places and step.duplicate_of is None:
-                group, place = places[step.site]
-                [value] = float_tensors(env[step.reads[0]])
-                group.add(data.fold_of[item.key], place, value, gradients)
-            elif step.index in by_step:
-                number, weight = by_step[step.index]
-                add(number, weight.squared_gradients(pair.simulator, env, gradients))
-
-        visit_gradients(pair, item, visit)
-
-    products = data.summed(add_batch)
-    parts = everywhere([(group.ends, group.gains) for group in groups])
-    for number, group in enumerate(groups):
-        ends, gains = (torch.stack([own[number][which] for own in parts]) for which in (0, 1))
-        group.ends.copy_(torch.stack([ends[:, 0].amin(0), ends[:, 1].amax(0)]))
-        group.gains.copy_(gains.sum(0))
-    return products

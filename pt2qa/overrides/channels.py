@@ -31,7 +31,7 @@ from pt2qa._graph.internals.torch import OpOverload, is_mutable, pytree, size_hi
 _ELEMENTWISE: Final = frozenset(
     ("relu", "leaky_relu", "prelu", "abs", "neg", "dropout", "feature_dropout", "clone", "contiguous", "detach", "to")
 )
-_MOVES: Final = frozenset(
+MOVES: Final = frozenset(
     (
         *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim"),
         *("slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "cat", "stack", "getitem"),
@@ -101,7 +101,12 @@ class Channels:
 
 def channels_in(graph_module: GraphModule, names: Mapping[int, OpName]) -> Channels:
     """The chains of a graph whose batch norms are folded."""
-    walk = _Walk(graph_module, names)
+    return labelled(Walk(graph_module, names))
+
+
+def labelled(walk: Walk) -> Channels:
+    """Labels the values of a graph, in order."""
+    graph_module, names = walk.graph_module, walk.names
     for node in graph_module.graph.nodes:
         if node.op in ("call_function", "output"):
             walk.values[node] = walk.called(node)
@@ -172,8 +177,8 @@ class _Labels:
             self.parents[high] = low
 
 
-class _Walk(_Labels):
-    """Labels the value of each node of a graph, in order; None stands for what is no floating-point tensor."""
+class Walk(_Labels):
+    """Labels the value of each node of a graph; None stands for what is no floating-point tensor."""
 
     def __init__(self, graph_module: GraphModule, names: Mapping[int, OpName]) -> None:
         super().__init__()
@@ -184,17 +189,18 @@ class _Walk(_Labels):
         self.readers = Counter(str(node.target) for node in nodes for _ in node.users)
 
     def called(self, node: Node) -> Any:
+        """The labels of what a node returns, nested as that is."""
         value, target = node.meta.get(VALUE), node.target
         if isinstance(value, int | torch.SymInt):
             return size_hint(value)
         known = isinstance(target, OpOverload) and target.namespace == "aten"
         writes = isinstance(target, OpOverload) and is_mutable(target)
         found, op = None, "" if node.op == "output" else op_of(target)
-        if name_of(node, self.names) and (known or target is operator.getitem) and not (writes and op in _MOVES):
+        if name_of(node, self.names) and (known or target is operator.getitem) and not (writes and op in MOVES):
             found = self._of_op(node, op)
         if found is None:
             self._pin([self._read(source) for source in node.all_input_nodes])
-            return pytree.tree_map_only(Tensor, _unlabelled, value)
+            return pytree.tree_map_only(Tensor, unlabelled, value)
         if writes:  # what shares memory with the input now has the labels of the output
             self._join(found, self._read(node.args[0]))
         return found
@@ -202,11 +208,11 @@ class _Walk(_Labels):
     def _of_op(self, node: Node, op: str) -> Any:
         """The labels of an op's output; None if it is not known to be homogeneous."""
         first = self._read(node.args[0]) if node.args else None
-        if op in _MOVES:
+        if op in MOVES:
             return self._moved(node)
         if op in ("add", "sub", "maximum", "minimum", "mul", "div"):
             return self._of_two(node, op in ("mul", "div"), -1.0 if op == "div" else 1.0)
-        if not isinstance(first, Labelled) or not _is_floating(node):
+        if not isinstance(first, Labelled) or not is_floating(node):
             return None
         if op in _WEIGHTED:
             return self._weighted(node, op, first)
@@ -230,10 +236,10 @@ class _Walk(_Labels):
 
     def _read(self, node: Any) -> Any:
         if isinstance(node, Node) and node not in self.values:
-            self.values[node] = pytree.tree_map_only(Tensor, _unlabelled, node.meta.get(VALUE))
+            self.values[node] = pytree.tree_map_only(Tensor, unlabelled, node.meta.get(VALUE))
             if node.op == "get_attr":
                 value = attribute_of(self.graph_module, node)
-                self.values[node] = _unlabelled(value) if isinstance(value, Tensor) else None
+                self.values[node] = unlabelled(value) if isinstance(value, Tensor) else None
         return self.values[node] if isinstance(node, Node) else node
 
     def _own(self, node: Any) -> Tensor | None:
@@ -268,8 +274,10 @@ class _Walk(_Labels):
     # -- ops -----------------------------------------------------------------------------------------------------------
 
     def _moved(self, node: Node) -> Any:
-        if {each.degree for source in node.all_input_nodes for each in _leaves(self._read(source))} != {1.0}:
+        degrees = {each.degree for source in node.all_input_nodes for each in _leaves(self._read(source))}
+        if len(degrees) != 1:
             return None
+        [degree] = degrees
 
         def labels(source: Node) -> Any:
             contiguous = op_of(node.target) == "view"  # expanded labels have no views of other sizes
@@ -279,11 +287,11 @@ class _Walk(_Labels):
 
         args, kwargs = map_arg((node.args, node.kwargs), labels)
         moved = node.target(*args, **kwargs)  # type: ignore[operator]  # ops are functions
-        return pytree.tree_map_only(Tensor, lambda each: Labelled(_small(each).expand(each.shape)), moved)
+        return pytree.tree_map_only(Tensor, lambda each: Labelled(_small(each).expand(each.shape), degree), moved)
 
     def _of_two(self, node: Node, product: bool, sign: float) -> Labelled | None:
         one, other = (self._read(each) for each in node.args[:2])
-        if not _is_floating(node) or (product and node.kwargs):
+        if not is_floating(node) or (product and node.kwargs):
             return None
         shape = sizes_of(node.meta[VALUE])
         if not isinstance(one, Labelled) or not isinstance(other, Labelled):
@@ -324,7 +332,7 @@ class _Walk(_Labels):
         self._side(node, 1, 1 - first, value.degree, inputs)
         if bias is not None:
             self._side(node, 2, 0, -1.0, outputs)
-        return Labelled(_along(outputs, axis, shape))
+        return Labelled(along(outputs, axis, shape))
 
     def _norm(self, node: Node, arguments: Sequence[int], value: Labelled) -> Labelled | None:
         own = {
@@ -338,7 +346,7 @@ class _Walk(_Labels):
         for place in own:
             self._side(node, place, 0, -1.0, labels.flatten())
         last = op_of(node.target) in ("layer_norm", "rms_norm")
-        return Labelled(labels.expand(shape) if last else _along(labels, 1, shape))
+        return Labelled(labels.expand(shape) if last else along(labels, 1, shape))
 
     def _batch_norm(self, node: Node, value: Labelled) -> Labelled | None:
         if any(self._own(each) is None for each in node.args[1:4]) or node.args[5] is not False:
@@ -347,7 +355,7 @@ class _Walk(_Labels):
         inputs, outputs = self._channels(value.labels, 1), self.fresh(shape[1])
         for place, power, labels in ((1, -1.0, outputs), (2, -1.0, outputs), (1, 1.0, inputs), (3, -1.0, inputs)):
             self._side(node, place, 0, power * (1.0 if labels is outputs else value.degree), labels)
-        return Labelled(_along(outputs, 1, shape))
+        return Labelled(along(outputs, 1, shape))
 
     def _product(self, node: Node) -> Labelled | None:
         """Of weights and values: the channels of the values."""
@@ -380,17 +388,20 @@ class _Walk(_Labels):
         return replace(value, labels=first if keep else first.squeeze(tuple(axes)))
 
 
-def _unlabelled(value: Tensor) -> Labelled | None:
+def unlabelled(value: Tensor) -> Labelled | None:
+    """Label 0 for each element; None of integers."""
     return Labelled(torch.tensor(0).expand(sizes_of(value))) if value.is_floating_point() else None
 
 
-def _along(labels: Tensor, axis: int, shape: Sequence[int]) -> Tensor:
+def along(labels: Tensor, axis: int, shape: Sequence[int]) -> Tensor:
+    """The labels of an axis, for a value of this shape."""
     sizes = [1] * len(shape)
     sizes[axis] = -1
     return labels.reshape(sizes).expand(shape)
 
 
-def _is_floating(node: Node) -> bool:
+def is_floating(node: Node) -> bool:
+    """Whether a node returns a floating-point tensor."""
     value = node.meta.get(VALUE)
     return isinstance(value, Tensor) and value.is_floating_point()
 

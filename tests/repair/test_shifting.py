@@ -103,7 +103,7 @@ class Block(nn.Module):
         ("residual of an activation", False),
         ("residual that is read twice", False),
         ("multiplied", False),
-        ("mixed", False),
+        ("mixed", True),
         ("tied", False),
         ("norm without bias", False),
         ("linear without bias", False),
@@ -115,7 +115,7 @@ def test_which_norms_can_be_shifted(kind: str, possible: bool, quantizer: str) -
     x = torch.randn(6, 8)
     pair = quantized_pair(Block(kind), x, quantizer)
     assert pair.float_graph is not None
-    found = [each for each in norms_in(pair.float_graph, pair.names) if each.can_shift]
+    found = norms_in(pair.float_graph, pair.names).chains
     assert len(found) == possible
     if not possible:
         with pytest.raises(pt2qa.SelectionError, match="no quantized norm has a bias that the biases around"):
@@ -153,7 +153,7 @@ def test_what_cannot_be_shifted_is_said() -> None:
     for kind, names, count, message in (
         ("shift", ops[:3], 8, "these are not a norm and all that reads it, linears with weights, or are added to it"),
         ("shift", ops[1:], 8, "these are not a norm and all that reads it"),
-        ("shift", ops, 4, r"norm.bias has 8 channels"),
+        ("shift", ops, 4, r"norm/layer_norm has 8 channels to shift"),
         ("scale", ops, 8, "these are not all ops that write and read the same channels, with weights of their own"),
     ):
         plan = OverridePlan((Edit(kind, names, values=in_base64([2.0] * count)),))  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_norms_that_stay_as_they_are_are_counted() -> None:
     # x86's quantizer leaves the projection of an nn.MultiheadAttention in float, which reads the second norm.
     pair = post_norm_pair("x86", 30.0)
     look = Shifting.look(pair, Folds(pair, Data("calibration", sequences())))
-    assert [norm.name for norm in look.norms] == [
+    assert [chain.ops[0] for chain in look.chains] == [
         f"layers.{norm}/layer_norm" for norm in ("0.norm1", "1.norm1", "1.norm2")
     ]
     assert look.left_out == ("1 of 4 norms unchanged: not quantized, or no biases to absorb a shift")

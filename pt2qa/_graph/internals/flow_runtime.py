@@ -142,7 +142,7 @@ def change_parameters(graph_module: GraphModule, ops: Mapping[str, Node], change
         else:
             weight = operator.attrgetter(parameter_of(args[1]))(graph_module).detach() if axis else None
             shift = given * power if weight is None else weight.cpu().double() @ given * power
-            changed = value.cpu().double() + shift
+            changed = value.cpu().double() + shift.reshape(value.shape)
         set_parameters(graph_module, {target: changed.to(value)})
 
 
