@@ -27,7 +27,7 @@ from pt2qa import Edit, OverridePlan, SelectionError
 from pt2qa._quantize.flow_text import recorded, rewriting_code
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from pt2qa.overrides.plan import in_base64
-from pt2qa.plugins.code import needed, needed_imports, runtime
+from pt2qa.plugins.code import needed, needed_imports
 from tests.models import InPlaceViews, Loop, images
 
 
@@ -241,8 +241,8 @@ def test_the_code_does_what_the_passes_do(case: str, strict: bool) -> None:
     assert case.partition(",")[0] in {change.rule for change in capture.changes} | {"op source"}
     names: dict[str, Any] = {}
     code = rewriting_code(capture, {*recorded(capture), "op source"})
-    body = needed(f"{runtime()}\n{code}", ("rewrite",))
-    exec("\n".join([*needed_imports([runtime()], body), *body]), names)
+    body = needed(code, ("rewrite",))
+    exec("\n".join([*needed_imports([], body), *body]), names)
     graph_module = torch.export.export(model, (example,), strict=strict).module()
     names["rewrite"](graph_module)
     assert ops_of(graph_module) == ops_of(capture.module())

@@ -23,7 +23,7 @@ from pt2qa.overrides.parameters import changes_of, with_folded_norms
 from pt2qa.overrides.plan import BEFORE_CALIBRATION, OverridePlan
 from pt2qa.plugins import quantizer
 from pt2qa.plugins.abilities import quantizer_code
-from pt2qa.plugins.code import first_line, needed, needed_imports, runtime
+from pt2qa.plugins.code import first_line, needed, needed_imports
 
 PARTIAL_WRITE: Final = "partial write"
 """The rule that is a call of torch: ``run_decompositions({})`` makes a program functional."""
@@ -193,7 +193,7 @@ def _text(
         *(f"{function}(prepared, ops_by_name(prepared.graph), {name})" for function, name in late),
         "return convert_pt2e(prepared)",
     ]
-    own = runtime() + ("" if separate is None else inspect.getsource(sys.modules[separate.__module__]))
+    own = "" if separate is None else inspect.getsource(sys.modules[separate.__module__])
     source = (
         f"{own}\n{definitions}\n"
         f"def make_quantizer({''.join(asked)}):\n"

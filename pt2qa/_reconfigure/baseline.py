@@ -90,12 +90,17 @@ def repaired(base: Baseline, method: type[Method], data: Folds) -> Baseline:
     """The pair with a repair, if it gains on held-out calibration data and on the evaluation data; a note says so."""
     found = guarded(method, base.pair, data)
     new = base if found.fit is None else base.better(found.fit.edits)
-    base.judge.forget(new.state)
     gain = f"{found.gain:+.2g} dB on held-out calibration data"
     if found.fit is None:
         note = f"{method.name} not applied: {found.refused}"
     elif new is base:
         note = f"{method.name} not applied: {gain}, but no gain on the evaluation data"
+    elif found.doubt and not new.outcome.gain_over(base.outcome).is_certain:
+        new, note = (
+            base,
+            f"{method.name} not applied: {gain}, {found.doubt}, and no certain gain on the evaluation data",
+        )
     else:
         note = "; ".join(filter(None, (f"{method.name} applied: {gain}", found.left_out)))
+    base.judge.forget(new.state)
     return replace(new, notes=(*base.notes, note))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -43,15 +43,15 @@ from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.folds import Add, Folds, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
-from pt2qa.overrides.channels import Chain, Labelled, Side, channels_in
+from pt2qa.overrides.channels import Chain, Side, channels_in
 from pt2qa.overrides.parameters import with_folded_norms
 from pt2qa.overrides.plan import Edit, in_base64
 
 ALPHAS = ((0.0, False), (0.5, False), (1.0, False), (0.5, True), (0.7, True))
 """Where the descent may begin: alpha, and whether weights count."""
 
-STEPS, RATE = 40, 0.3
-"""How long the descent is, half of it for a fold, and how far it goes at most at first, in powers of two."""
+STEPS, RATE = 12, 0.1
+"""How long the descent is, and how far its first step goes, in powers of two."""
 
 NORM = 6.0
 """Ranges count as this norm of those of all channels: other data reach further, in any channel that fills the range."""
@@ -77,11 +77,12 @@ class Weight:
         value: Tensor = self.constant.reference.detach()
         return value
 
-    def scaled(self, value: Tensor, table: Tensor, sign: float = 1.0) -> Tensor:
-        """The weight, or what has its first two axes, times its factors, or divided by them."""
-        for side in self.sides:
-            value = scaled(value, table.to(value)[side.labels] ** (sign * side.power), side.axis)
-        return value
+    def factors(self, like: Tensor, by_side: Iterable[Tensor]) -> Tensor:
+        """Its factors, for what has its first two axes."""
+        found = torch.ones_like(like)
+        for side, own in zip(self.sides, by_side, strict=True):
+            found = scaled(found, own.to(like), side.axis)
+        return found
 
     def largest(self, value: Tensor) -> Tensor:
         """Of what shares a scale, with the axes of the weight."""
@@ -97,18 +98,19 @@ class Weight:
         found = [torch.autograd.grad(output, weight, each, retain_graph=True)[0].square() for each in gradients]
         return _within(torch.Tensor.sum, torch.stack(found).sum(0))
 
-    def cost(self, peaks: Tensor, table: Tensor, squares: Tensor) -> Tensor:
+    def cost(self, peaks: Tensor, by_side: Iterable[Tensor], squares: Tensor) -> Tensor:
         """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels."""
-        steps = self.largest(self.scaled(peaks, table)) * 2 / (self.params.quant_max - self.params.quant_min)
-        return (self.scaled(steps.expand_as(peaks), table, -1.0).square() * squares).sum() / 12
+        factors = self.factors(peaks, by_side)
+        steps = self.largest(peaks * factors) * 2 / (self.params.quant_max - self.params.quant_min)
+        return ((steps / factors).square() * squares).sum() / 12
 
     def rounding(self, table: Tensor) -> Rounding:
         """How it is rounded in other units; its scale follows its largest values."""
-        factors = self.scaled(torch.ones_like(self.value), table)
+        factors = self.factors(self.value, (table[side.labels] ** side.power for side in self.sides))
         growth = (self.largest(self.value * factors) / self.largest(self.value).clamp(min=1e-30)).flatten()
         scale: Any = self.params.scale
         scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
-        return in_units(rounding(replace(self.params, scale=scale)), lambda value: factors)
+        return _in_units(rounding(replace(self.params, scale=scale)), lambda value: factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,11 @@ def _roundings(group: Group, pair: QuantizedPair, table: Tensor, minmax: bool) -
         own = own_rounding(pair.simulator, site)
         if group.group is not None:
             own = rounding(moved(group.group, ends_of(group.group.params) if minmax else before, after))
-        yield site.index, in_units(own, functools.partial(_inverse, each, table))
+        inverse = table[each.labels] ** -each.degree
+        if bool((inverse != 1).any()):
+            yield site.index, _in_units(own, functools.partial(_fitted, inverse))
+        elif group.group is not None:
+            yield site.index, own
 
 
 def _with_zero(ends: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ def _with_zero(ends: Tensor) -> Tensor:
     return torch.stack([ends[0].clamp(max=0.0), ends[1].clamp(min=0.0)])
 
 
-def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
+def _in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
     """A rounding of what values are in other units."""
 
     def rounded(value: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -175,8 +181,8 @@ def in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
     return rounded
 
 
-def _inverse(of: Labelled, table: Tensor, value: Tensor) -> Tensor:
-    return (table**-of.degree)[fitting(of.labels, value)].to(value)
+def _fitted(factors: Tensor, value: Tensor) -> Tensor:
+    return fitting(factors, value).to(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,39 +255,45 @@ class Equalization:
         return cls(chains, groups, weights, products, Activations.of(groups), peaks, channels.count, observers)
 
     def fit(self, folds: Collection[int]) -> FittedScales:
+        products = total(self.products, folds)
+
+        def cost(table: Tensor) -> Tensor:
+            return self._cost(table, folds, products)
+
         ones = torch.ones(self.count, dtype=torch.float64)
-        begin = min(map(self._start, ALPHAS), key=lambda table: float(self._cost(table, folds)))
-        exponents = begin.log2().requires_grad_()
+        tried = [(float(cost(table)), table) for table in map(self._start, ALPHAS)]
+        least, best = min(tried, key=lambda each: each[0])
+        exponents = best.log2().requires_grad_()
         free = torch.cat([torch.tensor([], dtype=torch.long), *(chain.labels for chain in self.chains)])
-        mask = torch.zeros_like(begin).index_fill(0, free, 1.0)
-        optimizer = torch.optim.Adam([exponents], RATE)
-        steps = STEPS * len(folds) // 2
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        best, least = begin, float(self._cost(begin, folds))
+        mask = torch.zeros_like(best).index_fill(0, free, 1.0)
+        optimizer = torch.optim.Rprop([exponents], RATE)
         with torch.enable_grad():
-            for _ in range(steps):
-                optimizer.zero_grad()
-                cost = self._cost(exponents.exp2(), folds)
-                if float(cost.detach()) < least:
-                    best, least = exponents.detach().exp2(), float(cost.detach())
-                [exponents.grad] = torch.autograd.grad(cost, exponents)
-                exponents.grad *= mask
+            for _ in range(STEPS):
+                costs = cost(exponents.exp2())
+                if float(costs.detach()) < least:
+                    least, best = float(costs.detach()), exponents.detach().exp2()
+                exponents.grad = torch.autograd.grad(costs, exponents)[0] * mask
                 optimizer.step()
-                schedule.step()
-        table = best if least < float(self._cost(ones, folds)) * (1 - LEAST) else ones
+        table = best if least < float(cost(ones)) * (1 - LEAST) else ones
         minmax = bool(self.observers)
-        found, half, same = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt(), ones))
-        return replace(found, weaker=(replace(found, minmax=False), half, same))
+        found, half = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt()))
+        return replace(found, weaker=(replace(found, minmax=False), half))
 
     def _stored(self, table: Tensor) -> Tensor:
         """Factors as an edit has them; powers of two where weights are too coarse for others."""
         exact = all(weight.value.dtype == torch.float32 for weight in self.weights)
         return table.float().double() if exact else table.log2().round().exp2()
 
-    def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
+    def _cost(self, table: Tensor, folds: Collection[int], products: Sums) -> Tensor:
         costs = [self.activations.cost(table, folds)]
-        for number, squares in total(self.products, folds).items():
-            costs.append(self.weights[number].cost(self.peaks[number], table, squares).cpu().double())
+        # One gather for all sides: the gradient of each would be as large as the table.
+        sides = [side for weight in self.weights for side in weight.sides]
+        labels = torch.cat([torch.tensor([0]), *(side.labels for side in sides)])
+        parts = iter(table[labels].split([1, *(len(side.labels) for side in sides)])[1:])
+        by_weight = [[next(parts) ** side.power for side in weight.sides] for weight in self.weights]
+        for number, squares in products.items():
+            cost = self.weights[number].cost(self.peaks[number], by_weight[number], squares)
+            costs.append(cost.cpu().double())
         return torch.stack(costs).sum()
 
     def _start(self, how: tuple[float, bool]) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
-from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.guard import squared, visit_gradients
 from pt2qa._repair.ranges import RangeGroup, groups_in
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._simulator.program import Site, Step
@@ -66,7 +66,7 @@ class Group:
         axes = [axis for axis, size in enumerate(labels.shape) if size == 1]
         index = torch.searchsorted(self.labels, labels.flatten())
         value = value.float().nan_to_num(0.0, 0.0, 0.0)
-        squares = torch.stack([each.float().square() for each in gradients]).sum(0).nan_to_num(0.0, 0.0, 0.0)
+        squares = squared(gradients)
         for sums, how, kept in (
             (self.ends[0, place], "amin", value),
             (self.ends[1, place], "amax", value),

@@ -67,12 +67,14 @@ class Guarded:
     """The fit of a method to all data, if it is to be applied; else ``refused`` says why not.
 
     ``gain`` is cross-validated: that of the worst output in dB, on each fold with what was fitted to the other.
+    ``doubt`` says that it is not certain, so that a fit has to gain for certain elsewhere; empty if it is.
     """
 
     fit: Fit | None
     gain: float = math.nan
     refused: str = ""
     left_out: str = ""
+    doubt: str = ""
 
 
 def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
@@ -87,26 +89,37 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
         tried = _measured(pair, data, fit, (look.fit([1]), look.fit([0])))
     except SelectionError as error:
         return Guarded(None, refused=str(error))
-    helpful = [(each, gain) for each, gain in tried if gain.value >= LEAST_GAIN and gain.is_certain]
-    if not helpful:
-        best = max((gain for _, gain in tried), key=lambda gain: gain.value)
-        chance = f", which may be chance: {best.low:+.2g} dB or more with other samples"
-        also = chance if best.value >= LEAST_GAIN else f"; at least {LEAST_GAIN:g} dB needed"
-        return Guarded(None, best.value, f"{best.value:+.2g} dB on held-out calibration data{also}")
+    enough = [(each, gain) for each, gain in tried if gain.value >= LEAST_GAIN]
+    if not enough:
+        most = max(gain.value for _, gain in tried)
+        return Guarded(None, most, f"{most:+.2g} dB on held-out calibration data; at least {LEAST_GAIN:g} dB needed")
+    helpful = [(each, gain) for each, gain in enough if gain.is_certain] or enough
     fit, best = helpful[0]
     for weaker, gain in helpful[1:]:
         if gain.value >= best.value + LEAST_GAIN:
             fit, best = weaker, gain
-    return Guarded(fit, best.value, left_out=look.left_out)
+    doubt = "" if best.is_certain else f"which may be chance: {best.low:+.2g} dB or more with other samples"
+    return Guarded(fit, best.value, left_out=look.left_out, doubt=doubt)
 
 
 def _measured(pair: QuantizedPair, data: Folds, fit: Fit, apart: Sequence[Fit]) -> list[tuple[Fit, Gain]]:
-    """A fit and its weaker versions, each with the gain of those that were fitted without a fold on that fold."""
-    before, found = data.quality(pair), []
+    """A fit and weaker versions, each with the gain of those that were fitted without a fold on that fold.
+
+    The weaker ones are tried as long as they gain.
+    """
+    before, found = data.quality(pair), list[tuple[Fit, Gain]]()
+    known: list[list[tuple[Edit, ...]]] = []
     for each, *folds in zip(*((own, *own.weaker) for own in (fit, *apart)), strict=True):
+        edits = [own.edits for own in (each, *folds)]
+        if not each.edits or edits in known:
+            continue
+        known.append(edits)
         after = outcome_of(data, _playing(pair, data, folds))
         # The worst output may be another one than before.
-        found.append((each, replace(after.gain_over(before), value=after.value - before.value)))
+        gain = replace(after.gain_over(before), value=after.value - before.value)
+        found.append((each, gain))
+        if gain.value < max(other.value for _, other in found) - LEAST_GAIN:
+            break
     return found
 
 
@@ -136,6 +149,14 @@ def visit_gradients(pair: QuantizedPair, item: Item, visit: Callable[[Step, Sequ
     # What counts is the error of each output relative to its own size.
     with torch.no_grad():
         started.backward(started.signs(VECTORS, relative=True), visited)
+
+
+def squared(gradients: Sequence[Tensor]) -> Tensor:
+    """The sum of the squares of a value's gradients, float32; what is not finite counts as 0."""
+    found = gradients[0].float().square()
+    for each in gradients[1:]:
+        found.addcmul_(each.float(), each.float())
+    return found.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def quantized_input(simulator: Simulator, run: GradientRun, slot: int) -> Tensor:

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import visit_gradients
+from pt2qa._repair.guard import squared, visit_gradients
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import rounding
@@ -188,10 +188,9 @@ def _weighted(value: Tensor, gradients: Sequence[Tensor], low: float, high: floa
     """The sums of the squared gradients by bin of the value: float64 of shape (BINS + 3,)."""
     start, width = _grid(low, high)
     sums = torch.zeros(BINS + 3, dtype=torch.float64)
-    for own, *others in chunks((value, *gradients)):
-        bins = own.mul(1 / width).round_().sub_(start).clamp_(0, BINS + 2).nan_to_num_(0.0).to(torch.int32)
-        weights = float64(torch.stack([each.float().square() for each in others]).sum(0)).nan_to_num_(0.0, 0.0, 0.0)
-        sums += torch.bincount(bins.to(weights.device), weights=weights, minlength=BINS + 3).cpu()
+    for own, weights in chunks((value, squared(gradients))):
+        bins = torch.add(0.5 - start, own.float(), alpha=1 / width).clamp_(0.0, BINS + 2.5).nan_to_num_(0.0)
+        sums += torch.bincount(bins.to(torch.int32), weights=float64(weights).to(bins.device), minlength=BINS + 3).cpu()
     return sums
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,9 +109,9 @@ def edited_quantizer_code(
         made: dict[str, Any] = {}
         exec("\n".join([*base.imports, f"quantizer = {base.expression}"]), made)
         plugin = made["quantizer"]
-    source, specs = runtime(), f"SPECS = {plan.apply_to(plugin, qat=qat).changed_specs(graph)}"
-    body = [*needed(f"{source}\n{specs}", ("Edited", "SPECS")), f"quantizer = Edited({base.expression}, SPECS)", ""]
-    return "\n".join([*head, *needed_imports([source, *_SPECS, *base.imports], body), "", *body])
+    specs = f"SPECS = {plan.apply_to(plugin, qat=qat).changed_specs(graph)}"
+    body = [*needed(specs, ("Edited", "SPECS")), f"quantizer = Edited({base.expression}, SPECS)", ""]
+    return "\n".join([*head, *needed_imports([*_SPECS, *base.imports], body), "", *body])
 
 
 def modules_in_float(
@@ -169,6 +170,7 @@ _SPECS: Final = (
 """Imports of what changed specs are made of."""
 
 
+@functools.cache
 def runtime() -> str:
     """The source of all that printed code may call."""
     from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
@@ -176,17 +178,41 @@ def runtime() -> str:
     return "\n".join(map(inspect.getsource, (nodes, flow_runtime, flow_passes, flow_quantizer)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Statements of a source: imports; by name, the lines of definitions and the names that these use."""
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    definitions: Mapping[str, tuple[list[str], list[str]]]
+
+    @classmethod
+    def of(cls, text: str) -> _Source:
+        parts, lines = ast.parse(text).body, re.sub(r"  # type: ignore.*", "", text).splitlines()
+        return cls(
+            tuple(part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)),
+            {
+                name: (lines[first_line(part) - 1 : part.end_lineno], _names_in(part))
+                for part in parts
+                if (name := _name_of(part))
+            },
+        )
+
+
+@functools.cache
+def _of_runtime() -> _Source:
+    return _Source.of(runtime())
+
+
 def needed(source: str, roots: Collection[str]) -> list[str]:
-    """The lines of a source's definitions that the roots call, directly or not."""
-    parts = {name: part for part in ast.parse(source).body if (name := _name_of(part))}
+    """The lines of the definitions of a source, and of the runtime, that the roots call, directly or not."""
+    parts = {**_of_runtime().definitions, **_Source.of(source).definitions}
     wanted, open_names = set[str](), list(roots)
     while open_names:
         name = open_names.pop()
         if name not in wanted:
             wanted.add(name)
-            open_names += [used for used in _names_in(parts[name]) if used in parts]
-    lines = re.sub(r"  # type: ignore.*", "", source).splitlines()
-    kept = [lines[first_line(part) - 1 : part.end_lineno] for name, part in parts.items() if name in wanted]
+            open_names += [used for used in parts[name][1] if used in parts]
+    kept = [lines for name, (lines, _) in parts.items() if name in wanted]
     spaced = "\n".join("\n".join(part if len(part) == 1 else ("", "", *part, "", "")) for part in kept)
     return [*re.sub(r"\n{4,}", "\n\n\n", spaced).strip("\n").splitlines(), ""]
 
@@ -206,12 +232,12 @@ def _name_of(part: ast.stmt) -> str:
 
 
 def needed_imports(imports: Collection[str], body: Collection[str]) -> list[str]:
-    """The imports that a source needs, standard library first, but those of pt2qa and ``__future__``."""
+    """The imports, and those of the runtime, that a source needs, standard library first, but none of pt2qa."""
     used = _names_in(ast.parse("\n".join(body)))
     kept: dict[str, set[str]] = {}
-    for part in ast.parse("\n".join(imports)).body:
+    for part in (*_Source.of("\n".join(imports)).imports, *_of_runtime().imports):
         module = part.module or "" if isinstance(part, ast.ImportFrom) else ""
-        if isinstance(part, ast.Import | ast.ImportFrom) and not module.startswith(("pt2qa._", "__future__")):
+        if not module.startswith(("pt2qa._", "__future__")):
             for alias in part.names:
                 if (alias.asname or alias.name.partition(".")[0]) in used:
                     start = f"from {module} import " if module else f"import {ast.unparse(alias)}"

@@ -18,7 +18,7 @@ import pt2qa
 from pt2qa._graph.handles import names_of
 from pt2qa._graph.internals import flow_passes, flow_quantizer, flow_runtime, nodes
 from pt2qa._graph.internals.flow_runtime import change_parameters, ops_by_name
-from pt2qa.plugins.code import needed, needed_imports, runtime
+from pt2qa.plugins.code import needed, needed_imports
 from tests.overrides.flows import captured
 from tests.overrides.nets import NETS
 
@@ -35,11 +35,11 @@ def test_it_imports_nothing_of_pt2qa_but_itself() -> None:
 
 def test_all_of_it_is_one_text_in_which_each_name_is_defined_once() -> None:
     assert len(DEFINED) == len(set(DEFINED))
-    body = needed(runtime(), DEFINED)
+    body = needed("", DEFINED)
     names: dict[str, Any] = {}
-    exec(compile("\n".join([*needed_imports([runtime()], body), *body]), "code", "exec", dont_inherit=True), names)
+    exec(compile("\n".join([*needed_imports([], body), *body]), "code", "exec", dont_inherit=True), names)
     # Annotations may be text, and the module of a name that is not imported.
-    exec("\n".join([*needed_imports([runtime()], body), *body]), {"__name__": "nowhere"})
+    exec("\n".join([*needed_imports([], body), *body]), {"__name__": "nowhere"})
     assert names.keys() >= set(DEFINED)
 
 

@@ -52,8 +52,8 @@ def fitted(case: Case, state: Treatment, data: Data, method: type[Method]) -> Hy
     """A method's fit to the pair with all remedies so far, or why it is not applied."""
     pair = case.judge.applied(state)
     found = guarded(method, pair, Folds(pair, data))
-    if found.fit is None:
-        return found.refused
+    if found.fit is None or found.doubt:
+        return found.refused or f"{found.gain:+.2g} dB on held-out calibration data, {found.doubt}"
     edits = found.fit.edits
     names = _noisiest(case, [op for edit in edits for op in edit.ops])
     cause, evidence = CAUSE_OF[method.name], f"{counted(len(edits), 'edit')} fitted to the output error"
