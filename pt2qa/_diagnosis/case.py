@@ -150,14 +150,13 @@ class Case:
     @functools.cached_property
     def _folds(self) -> tuple[dict[int, Observed], ...]:
         """The ranges of the evaluation data by fold; empty if that is one batch."""
-        judge = self.judge
-        if sum(everywhere(len(judge.folds))) < 2:
+        if len(self.judge.reference.fold_of) < 2:
             return ()
         return tuple(observe(self.pair, self._of_fold(fold)) for fold in (0, 1))
 
     def _of_fold(self, fold: int) -> Iterator[tuple[list[Any], Counted | None]]:
         for item in self.judge.reference:
-            if self.judge.folds[item.key] == fold:
+            if self.judge.reference.fold_of[item.key] == fold:
                 self.judge.forwards += 1
                 yield item.values, self.counted(self.judge.data, item.batch, item.values)
 

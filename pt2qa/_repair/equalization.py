@@ -9,22 +9,20 @@ independent and uniform within their steps::
     sum(g**2 * min((s * step)**2 / 12, x**2)) + sum(G**2 * (s * step)**2 / 12)
 
 with g and G the gradients of random projections of the output, each output divided by its root mean square, at the
-activations and at the weights, and s what divides them.  The descent begins at the best of::
-
-    s = x**alpha          and         s = x**alpha / w**(1 - alpha)
-
-with x the largest value of a channel and w that of the weights that read it.  One forward and one backward pass of each
-batch; and nothing is quantized again, because the sites of the given model simply round in other units.
+activations and at the weights, and s what divides them.  The descent begins at the root of the largest value of each
+channel.  One forward and one backward pass of each batch; and nothing is quantized again, because the sites of the
+given model simply round in other units.
 
 Source:
     scaling through ReLUs is in "Data-Free Quantization Through Weight Equalization and Bias Correction" (Nagel et al.,
-    2019), the second formula in "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
-    Models" (Xiao et al., 2023), both without an output to serve.
+    2019), behind norms in "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models"
+    (Xiao et al., 2023), both without an output to serve.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,11 +45,8 @@ from pt2qa.overrides.channels import Chain, Side, channels_in
 from pt2qa.overrides.parameters import with_folded_norms
 from pt2qa.overrides.plan import Edit, in_base64
 
-ALPHAS = ((0.0, False), (0.5, False), (1.0, False), (0.5, True), (0.7, True))
-"""Where the descent may begin: alpha, and whether weights count."""
-
-STEPS, RATE = 12, 0.1
-"""How long the descent is, and how far its first step goes, in powers of two."""
+STEPS, RATE = 20, 0.3
+"""How long a descent is, and how far each of its steps goes at most at first, in powers of two."""
 
 NORM = 6.0
 """Ranges count as this norm of those of all channels: other data reach further, in any channel that fills the range."""
@@ -261,19 +256,12 @@ class Equalization:
             return self._cost(table, folds, products)
 
         ones = torch.ones(self.count, dtype=torch.float64)
-        tried = [(float(cost(table)), table) for table in map(self._start, ALPHAS)]
-        least, best = min(tried, key=lambda each: each[0])
-        exponents = best.log2().requires_grad_()
+        best, before = self._start(), math.inf
+        least = float(cost(best))
         free = torch.cat([torch.tensor([], dtype=torch.long), *(chain.labels for chain in self.chains)])
-        mask = torch.zeros_like(best).index_fill(0, free, 1.0)
-        optimizer = torch.optim.Rprop([exponents], RATE)
-        with torch.enable_grad():
-            for _ in range(STEPS):
-                costs = cost(exponents.exp2())
-                if float(costs.detach()) < least:
-                    least, best = float(costs.detach()), exponents.detach().exp2()
-                exponents.grad = torch.autograd.grad(costs, exponents)[0] * mask
-                optimizer.step()
+        while least < before / 2:  # from far away, one descent does not arrive
+            before = least
+            least, best = min((least, best), *_descent(cost, best, free), key=lambda each: each[0])
         table = best if least < float(cost(ones)) * (1 - LEAST) else ones
         minmax = bool(self.observers)
         found, half = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt()))
@@ -296,42 +284,43 @@ class Equalization:
             costs.append(cost.cpu().double())
         return torch.stack(costs).sum()
 
-    def _start(self, how: tuple[float, bool]) -> Tensor:
-        """Factors of all labels for an alpha."""
-        alpha, with_weights = how
-        sizes, readers = torch.zeros(2, self.count, dtype=torch.float64)
+    def _start(self) -> Tensor:
+        """The root of the largest value of each channel, 1 for the channel in the middle."""
+        sizes = torch.zeros(self.count, dtype=torch.float64)
         for group in self.groups:
             for place, each in enumerate(group.values):
                 own = torch.isin(group.labels, each.labels)
                 found = _with_zero(group.ends)[:, place, own].abs().amax(0) ** (1 / each.degree)
                 labels = group.labels[own]
                 sizes[labels] = torch.maximum(sizes[labels], found / found.max().clamp(min=1e-30))
-        for weight, peaks in zip(self.weights, self.peaks, strict=True):
-            for side in (side for side in weight.sides if side.power > 0):
-                found = _by_channel(peaks, len(side.labels), side.axis)
-                readers.scatter_reduce_(0, side.labels, found / found.max().clamp(min=1e-30), "amax")
-        table = torch.ones(self.count, dtype=torch.float64)
+        table = torch.ones_like(sizes)
         for chain in self.chains:
-            size, reader = sizes[chain.labels], readers[chain.labels]
-            known = (size > 0) & (reader > 0 if with_weights else True)
-            if known.any():
-                exponents = alpha * size.log2() - (1 - alpha) * with_weights * reader.clamp(min=1e-30).log2()
-                exponents = torch.where(known, exponents - exponents[known].median(), 0.0).clamp(-LARGEST, LARGEST)
-                table[chain.labels] = exponents.exp2()
+            size = sizes[chain.labels]
+            if bool((size > 0).any()):
+                exponents = torch.where(size > 0, (size / size[size > 0].median()).log2() / 2, 0.0)
+                table[chain.labels] = exponents.clamp(-LARGEST, LARGEST).exp2()
         return table
+
+
+def _descent(cost: Callable[[Tensor], Tensor], table: Tensor, free: Tensor) -> Iterator[tuple[float, Tensor]]:
+    """Tables on the way down, each with its cost; only ``free`` labels change."""
+    exponents = table.log2()[free].requires_grad_()
+    optimizer = torch.optim.Adam([exponents], RATE, betas=(0.8, 0.95))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        with torch.enable_grad():
+            found = table.index_copy(0, free, exponents.exp2())
+            costs = cost(found)
+            [exponents.grad] = torch.autograd.grad(costs.log(), exponents)
+        yield float(costs.detach()), found.detach()
+        optimizer.step()
+        schedule.step()
 
 
 def _within(how: Callable[..., Tensor], weight: Tensor) -> Tensor:
     """What all positions of a kernel come to, which share channels."""
     positions = list(range(2, weight.dim()))
     return how(weight, positions, keepdim=True) if positions else weight
-
-
-def _by_channel(weight: Tensor, channels: int, axis: int) -> Tensor:
-    """The largest absolute value of each channel along an axis, as :func:`scaled` counts them: float64."""
-    if axis:
-        weight = weight.reshape(channels // weight.shape[1], -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
-    return weight.reshape(channels, -1).abs().amax(1).cpu().double()
 
 
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:

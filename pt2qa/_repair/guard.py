@@ -79,7 +79,7 @@ class Guarded:
 
 def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
     """Fits to each fold of the data and measures on the other; the fit to all of it, or a weaker one, if that gains."""
-    if data.distinct < 2:
+    if len(data.fold_of) < 2:
         return Guarded(None, refused="calibration has one distinct batch; cross-validation needs two or more")
     try:
         look = method.look(pair, data)
@@ -105,7 +105,7 @@ def guarded(method: type[Method], pair: QuantizedPair, data: Folds) -> Guarded:
 def _measured(pair: QuantizedPair, data: Folds, fit: Fit, apart: Sequence[Fit]) -> list[tuple[Fit, Gain]]:
     """A fit and weaker versions, each with the gain of those that were fitted without a fold on that fold.
 
-    The weaker ones are tried as long as they gain.
+    Once one gains for certain, weaker ones are tried as long as they gain more.
     """
     before, found = data.quality(pair), list[tuple[Fit, Gain]]()
     known: list[list[tuple[Edit, ...]]] = []
@@ -118,7 +118,8 @@ def _measured(pair: QuantizedPair, data: Folds, fit: Fit, apart: Sequence[Fit]) 
         # The worst output may be another one than before.
         gain = replace(after.gain_over(before), value=after.value - before.value)
         found.append((each, gain))
-        if gain.value < max(other.value for _, other in found) - LEAST_GAIN:
+        certain = [other.value for _, other in found if other.value >= LEAST_GAIN and other.is_certain]
+        if certain and gain.value < max(certain) - LEAST_GAIN:
             break
     return found
 

@@ -26,28 +26,21 @@ Add = Callable[[Hashable, Tensor], None]
 
 
 class Folds(Reference):
-    """Every second batch is in the second fold; one that is repeated counts once, one that is set apart not at all.
-
-    ``fold_of`` has those of this rank by digest, ``distinct`` is how many all ranks have.
-    """
+    """Batches of which each counts once, with its fold, for what is fitted to one and measured on the other."""
 
     def __init__(self, pair: QuantizedPair, data: Data) -> None:
         """Runs the float model; the mask of the data says which positions count where a fit is measured."""
         super().__init__(pair, data)
-        own = [key for _, _, key in self._read() if key not in self._skipped]
-        found, ranks = everywhere(own), active()
-        distinct = dict.fromkeys(key for each in found for key in each)
+        ranks = active()
         # A batch that several ranks have counts for the first of them.
-        before = {key for each in found[: 0 if ranks is None else ranks.rank] for key in each}
-        mine = set(own) - before
-        self.fold_of = {key: number % 2 for number, key in enumerate(distinct) if key in mine}
-        self.distinct = len(distinct)
+        before = everywhere(self.keys)[: 0 if ranks is None else ranks.rank]
+        self._mine = set(self.keys).difference(*before)
         self._last: QuantizedPair | None = None
         self._returned: dict[str, Any] = {}
         self._quality: Outcome | None = None
 
     def __iter__(self) -> Iterator[Item]:
-        left = set(self.fold_of)
+        left = set(self._mine)
         for item in super().__iter__():
             if item.key in left:
                 left.remove(item.key)

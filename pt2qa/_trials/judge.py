@@ -11,7 +11,7 @@ from typing import Any
 from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again
-from pt2qa._ranks import batches_before, everywhere, same_everywhere
+from pt2qa._ranks import same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.roundings import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch
@@ -77,10 +77,7 @@ class Judge:
 
     def _kept_apart(self) -> frozenset[str]:
         """The digests of every third batch, from the third on: batches that a search does not see."""
-        distinct = dict.fromkeys(
-            digest for each in everywhere([item.key for item in self.reference]) for digest in each
-        )
-        return frozenset(list(distinct)[2::3])
+        return frozenset(list(self.reference.fold_of)[2::3])
 
     @property
     def metric(self) -> Callable[..., float] | None:
@@ -287,14 +284,7 @@ class Judge:
 
     def _judging(self, item: Item, model: SimulatedModel, apart: Sequence[SimulatedModel]) -> SimulatedModel:
         """What was fitted without the fold of a batch."""
-        return apart[self.folds[item.key]] if apart else model
-
-    @functools.cached_property
-    def folds(self) -> dict[str, int]:
-        """The fold of each batch by digest: every second one of all ranks is in the second."""
-        distinct = dict.fromkeys(item.key for item in self.reference)
-        first = batches_before(lambda: len(distinct))
-        return {key: (first + number) % 2 for number, key in enumerate(distinct)}
+        return apart[self.reference.fold_of[item.key]] if apart else model
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
         def counted(item: Item) -> Any:

@@ -45,6 +45,8 @@ class Reference:
     the latter meets a target.  ``health`` is that of all ranks' data.  ``positions`` are those of the outputs with
     ``names`` among all flattened model outputs, ``uncounted`` the names of those that are integers or booleans;
     ``runs`` is how often the float model ran.  ``run`` runs it on flat inputs with this digest; None: the simulator.
+    ``keys`` are the digests of this rank's batches; ``fold_of`` has those of all ranks, each with its fold, 0 or 1 in
+    turns.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Reference:
         self._kept: dict[str, tuple[Tensor, ...]] = {}
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
+        self.keys: list[str] = []
         batches_read = samples = 0
         apart: list[SetApart] = []
         ranges: tuple[InputRange, ...] = ()
@@ -72,6 +75,7 @@ class Reference:
             batches_read += 1
             fault = self._fault(number, batch, values, key)
             if fault is None:
+                self.keys.append(key)
                 samples += count_samples(values)
                 counted = None if self._positions is None else self._positions.of(batch, values)
                 ranges = added([ranges, input_ranges(pair.program, values, counted)])
@@ -81,6 +85,8 @@ class Reference:
                 self._kept.pop(key, None)
         shared = first_anywhere((self.names, self.positions, self.uncounted) if self.runs else None)
         self.names, self.positions, self.uncounted = shared or ((), (), ())
+        distinct = dict.fromkeys(key for each in everywhere(self.keys) for key in each)
+        self.fold_of = {key: number % 2 for number, key in enumerate(distinct)}
         own = DataHealth(batches_read, samples, tuple(apart), ranges)
         self.health = functools.reduce(DataHealth.merge, everywhere(own))
         if len(self.health.set_apart) == self.health.batches:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -369,22 +369,23 @@ class Walk(_Labels):
         self._pin([others, [self._read(each) for each in node.all_input_nodes[1 + len(others) :]]])
         return self._over_positions(node, value, [-2])
 
-    def _over_positions(self, node: Node, value: Labelled, axes: Sequence[int]) -> Labelled:
+    def _first(self, value: Labelled, axes: Iterable[int]) -> Tensor:
+        """The labels, with one position for each axis along which they are joined."""
         first = value.labels
         for axis in axes:
             first = first.narrow(axis, 0, 1)
         self.join(value.labels, first)
-        return replace(value, labels=first.expand(sizes_of(node.meta[VALUE])))
+        return first
+
+    def _over_positions(self, node: Node, value: Labelled, axes: Iterable[int]) -> Labelled:
+        return replace(value, labels=self._first(value, axes).expand(sizes_of(node.meta[VALUE])))
 
     def _reduced(self, node: Node, value: Labelled, place: int) -> Labelled | None:
         axes, keep = node.args[place], (*node.args, False)[place + 1]
         axes = [axes] if isinstance(axes, int) else axes
         if not isinstance(axes, list) or not axes:
             return None
-        first = value.labels
-        for axis in axes:
-            first = first.narrow(axis, 0, 1)
-        self.join(value.labels, first)
+        first = self._first(value, axes)
         return replace(value, labels=first if keep else first.squeeze(tuple(axes)))
 
 

@@ -89,7 +89,7 @@ def test_groups_are_what_shares_a_scale(quantizer: str) -> None:
 def test_fits_to_halves_add_up() -> None:
     pair = clipped_pair()
     data = Folds(pair, Data("calibration", batches()))
-    assert data.distinct == 4
+    assert len(data.fold_of) == 4
     assert sorted(data.fold_of.values()) == [0, 0, 1, 1]
     whole = Ranges.look(pair, data)
     first = Ranges.look(pair, Folds(pair, Data("calibration", batches()[::2])))

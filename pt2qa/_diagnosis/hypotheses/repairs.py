@@ -95,7 +95,7 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     judge = case.judge
     pair = judge.pair_with(state)
     folds = Folds(pair, replace(data, batches=_first(pair, data)))
-    shared = {digest: judge.folds[digest] for digest in folds.fold_of if digest in judge.folds}
+    shared = {key: fold for key, fold in judge.reference.fold_of.items() if key in folds.fold_of}
     folds.fold_of |= shared
     try:
         look = Ranges.look(pair, folds)
@@ -104,7 +104,7 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     whole = look.fit((0, 1))
     if not whole.edits:
         return None
-    apart = (look.fit([1]), look.fit([0])) if any(everywhere(bool(shared))) else ()
+    apart = (look.fit([1]), look.fit([0])) if shared else ()
     places = places_of(pair)
     best: Outcome | None = None
     for fit, *others in zip(*((each, *each.weaker) for each in (whole, *apart)), strict=True):
