@@ -67,19 +67,18 @@ class Folds(Reference):
         return one, other
 
     def returned(self, pair: QuantizedPair, item: Item) -> Any:
-        """What the simulator of a pair returns; kept for the last pair, up to a limit."""
-        if pair is not self._last:
-            self._last, self._returned, self._quality = pair, {}, None
-        if item.key not in self._returned:
-            found = detached(pair.simulator.run(item.values, on=True))
-            if nbytes_of([found, *self._returned.values()]) > KEPT_BYTES:
-                return found
+        """What the simulator of a pair returns; kept for the pair whose quality was asked for last, up to a limit."""
+        if pair is self._last and item.key in self._returned:
+            return self._returned[item.key]
+        found = detached(pair.simulator.run(item.values, on=True))
+        if pair is self._last and nbytes_of([found, *self._returned.values()]) <= KEPT_BYTES:
             self._returned[item.key] = found
-        return self._returned[item.key]
+        return found
 
     def quality(self, pair: QuantizedPair) -> Outcome:
         """That of a pair on both folds; that of the last pair is known."""
         if pair is not self._last or self._quality is None:
+            self._last, self._returned = pair, {}  # on all ranks, also one without a batch
             self._quality = outcome_of(self, lambda item: self.returned(pair, item))
         return self._quality
 
