@@ -201,7 +201,7 @@ class Case:
     @functools.cached_property
     def is_judged_on_calibration(self) -> bool:
         """Whether all that quality is measured on is known to calibrate the pair."""
-        return set().union(*everywhere({*self.judge.folds})) <= self._calibrating
+        return set(self.judge.reference.fold_of) <= self._calibrating
 
     @functools.cached_property
     def _calibrating(self) -> set[str]:

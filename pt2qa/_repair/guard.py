@@ -132,7 +132,7 @@ def _playing(pair: QuantizedPair, data: Folds, fits: Sequence[Fit]) -> Callable[
 
 def started_on(pair: QuantizedPair, item: Item) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
-    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), item.values, int(item.key[:12], 16))
+    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), item.values, int(item.key[:12], 16), None)
 
 
 VECTORS = 2
