@@ -62,6 +62,7 @@ class Hypothesis:
         share: of its sites in the noise of all, if that bounds the gain.
         gain: in dB, where it was measured in another way; nan if nothing can be applied; None: measure the treatment.
         unseen: a sample that the remedy is about, so that its gain is that of all others; -1: none.
+        preview: what is played first, so that the model is quantized again only where that helps; None: nothing.
         audited: whether it was found without the model's outputs, so that a gain that may be chance confirms it.
     """
 
@@ -76,6 +77,7 @@ class Hypothesis:
     share: float = 1.0
     gain: float | None = None
     unseen: int = -1
+    preview: Treatment | None = None
     audited: bool = False
 
     @property
@@ -201,7 +203,7 @@ class Case:
     @functools.cached_property
     def is_judged_on_calibration(self) -> bool:
         """Whether all that quality is measured on is known to calibrate the pair."""
-        return set(self.judge.reference.fold_of) <= self._calibrating
+        return self._digests(self.judge.data) <= self._calibrating
 
     @functools.cached_property
     def _calibrating(self) -> set[str]:
@@ -210,7 +212,13 @@ class Case:
         return set() if recipe is None or recipe.data is None else self._digests(recipe.data)
 
     def _digests(self, data: Data) -> set[str]:
-        own = {digest_of(self.pair.values(batch)) for batch in data}
+        """Of batches with samples; padding is left out."""
+        own = set()
+        for batch in data:
+            values = self.pair.values(batch)
+            if count_samples(values):
+                counted = None if self._positions is None else self._positions.of(batch, values)
+                own.add(digest_of(values if counted is None else counted.inputs(values)))
         return set().union(*everywhere(own))
 
     @functools.cached_property

@@ -372,11 +372,17 @@ class Search:
         """The gain of a remedy after others, at the worst output where it is worth a row; nan if it has none."""
         if each.gain is not None:
             return Gain(each.gain)
+        if each.preview is not None:
+            gain = self._of(each, self.case.judge.outcome(state.then(each.preview)), quality)
+            if not self._is_worth(each, gain, quality):
+                return gain
         try:
-            found = self.case.judge.outcome(state.then(each.treatment))
+            return self._of(each, self.case.judge.outcome(state.then(each.treatment)), quality)
         except Pt2qaError as error:
             self.untried.setdefault(str(error), {})[f"{each.cause} ({each.remedy})"] = None
             return Gain()
+
+    def _of(self, each: Hypothesis, found: Outcome, quality: Outcome) -> Gain:
         outputs = quality.by_quality if found.rank >= quality.rank else quality.by_quality[:1]
         gains = [found.gain_over(quality, output, each.unseen) for output in outputs or [""]]
         return next((gain for gain in gains if self._is_worth(each, gain, quality)), gains[0])

@@ -188,9 +188,10 @@ def _weighted(value: Tensor, gradients: Sequence[Tensor], low: float, high: floa
     """The sums of the squared gradients by bin of the value: float64 of shape (BINS + 3,)."""
     start, width = _grid(low, high)
     sums = torch.zeros(BINS + 3, dtype=torch.float64)
-    for own, weights in chunks((value, squared(gradients))):
+    for own, squares in chunks((value, squared(gradients))):
         bins = torch.add(0.5 - start, own.float(), alpha=1 / width).clamp_(0.0, BINS + 2.5).nan_to_num_(0.0)
-        sums += torch.bincount(bins.to(torch.int32), weights=float64(weights).to(bins.device), minlength=BINS + 3).cpu()
+        weights = float64(squares)  # on the CPU where the device has no float64
+        sums += torch.bincount(bins.to(torch.int32).to(weights.device), weights=weights, minlength=BINS + 3).cpu()
     return sums
 
 

@@ -47,7 +47,8 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
 def found() -> dict[str, list[Any]]:
     """What the running command found so far."""
     empty: dict[str, list[Any]] = {"reports": [], "wrote": [], "next": []}
-    document: dict[str, list[Any]] = click.get_current_context().meta.setdefault("pt2qa.found", empty)
+    meta = click.get_current_context().meta
+    document: dict[str, list[Any]] = meta.setdefault("pt2qa.found", empty)
     return document
 
 

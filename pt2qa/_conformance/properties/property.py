@@ -27,6 +27,9 @@ class Outcome:
 def passed(why: str) -> Outcome:
     """The property holds.
 
+    Args:
+        why: the numbers or the reason, for the report.
+
     >>> passed("42 of 42")
     Outcome(verdict='passed', why='42 of 42')
     """
@@ -35,6 +38,9 @@ def passed(why: str) -> Outcome:
 
 def failed(why: str) -> Outcome:
     """The property does not hold.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> failed("42 of 42")
     Outcome(verdict='failed', why='42 of 42')
@@ -45,6 +51,9 @@ def failed(why: str) -> Outcome:
 def does_not_apply(why: str) -> Outcome:
     """The model has nothing that the property covers.
 
+    Args:
+        why: the numbers or the reason, for the report.
+
     >>> does_not_apply("42 of 42")
     Outcome(verdict='does not apply', why='42 of 42')
     """
@@ -53,6 +62,9 @@ def does_not_apply(why: str) -> Outcome:
 
 def skipped(why: str) -> Outcome:
     """The property was not checked.
+
+    Args:
+        why: the numbers or the reason, for the report.
 
     >>> skipped("42 of 42")
     Outcome(verdict='skipped', why='42 of 42')

@@ -79,7 +79,7 @@ def floored(case: Case) -> Iterator[Hypothesis]:
     low = [site.index for site in case.pair.sites if site.index in instead and _is_floored(case, site)]
     if low:
         site = case.pair.sites[max(low, key=case.noise)]
-        treatment, edit = with_own_scales(case, low, instead)
+        treatment, edit, preview = with_own_scales(case, low, instead)
         yield Hypothesis(
             cause="observer",
             name=site.name,
@@ -88,6 +88,7 @@ def floored(case: Case) -> Iterator[Hypothesis]:
             "eps, and the values need a smaller one",
             remedy=f"configure these observers with a smaller eps, such as observer.with_args(eps=1e-9){edit}",
             treatment=treatment,
+            preview=preview,
             audited=True,
             sentence="the observer's smallest scale, its eps, is too large for the values",
         )
@@ -127,7 +128,7 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
     if found:
         site = found[0]
         whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in found}
-        treatment, edit = with_own_scales(case, list(whole), whole)
+        treatment, edit, preview = with_own_scales(case, list(whole), whole)
         yield Hypothesis(
             cause="activation-scheme",
             name=site.name,
@@ -136,6 +137,7 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
             f"{site.params.quant_min}..{site.params.quant_max}",
             remedy=f"annotate the full range of the dtype (quant_min, quant_max){edit}",
             treatment=treatment,
+            preview=preview,
             audited=True,
         )
 
@@ -175,7 +177,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
         )
         places = unfit if sites is alone and most else sites
-        treatment, edit = with_own_scales(case, places, case.fitted)
+        treatment, edit, preview = with_own_scales(case, places, case.fitted)
         how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
         found = Hypothesis(
             cause=cause,
@@ -185,6 +187,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
             remedy=_HOW[cause] + edit,
             treatment=treatment,
+            preview=preview,
             share=case.share(case.excess, places),
         )
         yield found
@@ -195,6 +198,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
                 found,
                 remedy=f"keep all that has this scale in float: {', '.join(ops)}",
                 treatment=Treatment(floats=(Edit("float", ops),)),
+                preview=None,
                 cost=case.costs.macs_of(ops),
             )
 
@@ -210,11 +214,14 @@ _HOW = {
 }
 
 
-def with_own_scales(case: Case, sites: Sequence[int], instead: dict[int, Substitute]) -> tuple[Treatment, str]:
-    """Edits that give sites scales of their own over all integers, as a suffix for the text of a remedy.
+def with_own_scales(
+    case: Case, sites: Sequence[int], instead: dict[int, Substitute]
+) -> tuple[Treatment, str, Treatment | None]:
+    """Edits that give sites scales of their own over all integers, a suffix for the text of a remedy, and a preview.
 
     Where no edit can, or the ops around make them share their scale, what is fitted to them is played.
     """
+    played = case.played(instead, sites)
     before, all_sites = case.annotations, case.pair.sites
     kinds = {kind: [site for site in sites if all_sites[site].kind == kind] for kind in ("activation", "weight")}
     edits = tuple(
@@ -225,8 +232,9 @@ def with_own_scales(case: Case, sites: Sequence[int], instead: dict[int, Substit
             after, points = before.with_edits(edits), before.points_at(all_sites)
             shared = [point for site in sites for point in points[site] if len(before.shared[point]) > 1]
             if not shared or any(after.shared.get(point) != before.shared[point] for point in shared):
-                return Treatment(edits=edits), f" ({'; '.join(f'{edit.kind}: {few(edit.ops)}' for edit in edits)})"
-    return case.played(instead, sites), ""
+                text = "; ".join(f"{edit.kind}: {few(edit.ops)}" for edit in edits)
+                return Treatment(edits=edits), f" ({text})", played
+    return played, "", None
 
 
 def _is_unfit(case: Case, site: Site) -> bool:

@@ -31,7 +31,7 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
         groups.setdefault("per-tensor-weights" if _per_tensor(case, index) else "weight-scheme", []).append(index)
     for cause, sites in groups.items():
         site = case.pair.sites[sites[0]]
-        remedy, treatment = _remedy(case, cause, sites)
+        remedy, treatment, preview = _remedy(case, cause, sites)
         yield Hypothesis(
             cause=cause,
             name=site.name,
@@ -41,6 +41,7 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
             f"per output channel (error budget); {_spread(case, site)}",
             remedy=remedy,
             treatment=treatment,
+            preview=preview,
         )
 
 
@@ -162,12 +163,13 @@ def _per_tensor(case: Case, index: int) -> bool:
     return case.pair.sites[index].params.axis is None and weight_axis(constant) is not None
 
 
-def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment]:
+def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment, Treatment | None]:
     """Quantizing again where the plug-in has an option for it, or an edit reaches the weights; else advice."""
     if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
-        return "quantize with per_channel=true", Treatment(options=(("per_channel", True),))
-    treatment, edit = with_own_scales(case, sites, case.fitted_weights)
-    return f"annotate these weights as int8, symmetric, -127..127, one scale per output channel{edit}", treatment
+        return "quantize with per_channel=true", Treatment(options=(("per_channel", True),)), None
+    treatment, edit, preview = with_own_scales(case, sites, case.fitted_weights)
+    remedy = f"annotate these weights as int8, symmetric, -127..127, one scale per output channel{edit}"
+    return remedy, treatment, preview
 
 
 def _scheme(site: Site) -> str:
