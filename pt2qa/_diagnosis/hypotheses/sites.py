@@ -191,9 +191,8 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             share=case.share(case.excess, places),
         )
         yield found
-        if sites is shared:
-            names = {site.name, *_sharers(case, site.index)}
-            ops = ops_in_float(case, [each.index for each in case.static_sites if each.name in names])
+        names = {site.name, *_sharers(case, site.index)} if sites is shared else set()
+        if ops := ops_in_float(case, [each.index for each in case.static_sites if each.name in names]):
             yield replace(
                 found,
                 remedy=f"keep all that has this scale in float: {', '.join(ops)}",
