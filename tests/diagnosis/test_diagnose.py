@@ -123,6 +123,10 @@ def test_an_outlier_channel(net: nn.Module, data: Any) -> None:
     assert row.gain > 15
     assert row.cost == 0  # its channels can be scaled, which costs nothing
     assert row.low < row.gain < row.high
+    assert row.output == ""  # there is one
+    file, _, line = row.source.partition(":")
+    assert file == Path(__file__).name
+    assert "acts" in Path(__file__).read_text().splitlines()[int(line) - 1]
 
 
 def test_a_report_says_all_of_it(net: nn.Module, data: Any, tmp_path: Any) -> None:
@@ -228,3 +232,13 @@ def test_activations_with_a_scale_for_each_channel_are_told_apart() -> None:
     pair = pt2qa.quantize(pt2qa.capture(model, batches[0]), every("linear", channels), batches, progress=False)
     assert all(site.params.axis == 1 for site in pair.sites if site.kind == "activation")
     assert pt2qa.diagnose(pair, batches, progress=False).sqnr > 20
+
+
+def test_findings_are_those_of_the_pair(net: nn.Module, data: Any) -> None:
+    capture = pt2qa.capture(net, data[0][0])
+    pair = pt2qa.quantize(capture, "xnnpack", data[0], progress=False)
+    own, rules = pt2qa.check(pair, progress=False), {"progress": False, "verify_code": False}
+    assert pt2qa.diagnose(pair, data[1], findings=own, **rules).reports["findings"] is own
+    other = pt2qa.quantize(pt2qa.capture(nn.Linear(4, 2).eval(), torch.ones(1, 4)), "xnnpack", [torch.ones(1, 4)])
+    with pytest.raises(pt2qa.SelectionError, match="findings: got those of another model"):
+        pt2qa.diagnose(pair, data[1], findings=pt2qa.check(other, progress=False), **rules)

@@ -14,6 +14,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/test_pairing_without_handles.py",
         "tests/capture/normalise/test_attention.py",
         "tests/capture/normalise/test_sources.py",
+        "tests/overrides/test_code.py",
+        "tests/test_plain_flow.py",
     ),
     "pt2qa/_simulator": (
         "tests/simulator",
