@@ -247,20 +247,16 @@ class _Noises:
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)
         reference, quantized = self._selected(started.reference), self._finished(returned.quantized)
         if self._counts(values, samples, reference, quantized):
-            several = self._is_relative(reference)
-            started.project(FEWEST if self.projections is None else self.projections, relative=several)
+            weights = self._weights(reference, samples)
+            scales = None if weights is None else [weight**0.5 for weight in weights]
+            started.project(FEWEST if self.projections is None else self.projections, scales)
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
-                started.project(MOST - started.projections, relative=several)
-            unit = samples if several else 1
-            found = {
-                key: (noise * unit, variance * unit**2)
-                for key in self._keys()
-                for noise, variance in [started.noise([key])]
-            }
+                started.project(MOST - started.projections, scales)
+            found = {key: started.noise([key]) for key in self._keys()}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
-            self._add(samples, reference, quantized, found)
+            self._add(samples, reference, quantized, weights, found)
 
     def _exact(self, values: Sequence[Any], samples: int) -> None:
         def engine() -> Outputs:
@@ -272,6 +268,7 @@ class _Noises:
         returned = self.verification.run(engine, values)
         reference, quantized = (self._finished(each) for each in (returned.reference, returned.quantized))
         if self._counts(values, samples, reference, quantized):
+            weights = self._weights(reference, samples)
             found: dict[Key, tuple[float, float]] = {}
             for site, variants in self.variants.items():
                 outputs: dict[Rounding | None, Any] = {None: reference}
@@ -279,18 +276,15 @@ class _Noises:
                     for each in variant.both:
                         if each not in outputs:
                             outputs[each] = self._with(values, site, each, reference)
-                    noise = _noise(outputs[variant.start], outputs[variant.end], self._weights(reference, samples))
-                    found[site, name] = noise, 0.0
-            self._add(samples, reference, quantized, found)
+                    found[site, name] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
+            self._add(samples, reference, quantized, weights, found)
 
-    def _is_relative(self, reference: Any) -> bool:
-        return self.relative and len(float_leaves(reference)) > 1
-
-    def _weights(self, reference: Any, samples: int) -> list[float]:
-        """What the squared error of each output counts."""
-        sizes = [error_sums(leaf, leaf).signal for leaf in float_leaves(reference)]
-        if not self._is_relative(reference):
-            return [1.0] * len(sizes)
+    def _weights(self, reference: Any, samples: int) -> list[float] | None:
+        """What the squared error of each output counts; None where all count alike."""
+        leaves = float_leaves(reference)
+        if not self.relative or len(leaves) == 1:
+            return None
+        sizes = [signal_of(leaf) for leaf in leaves]
         return [samples / size if size > 0 else 0.0 for size in sizes]
 
     def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
@@ -316,13 +310,19 @@ class _Noises:
         self.set_apart.append(apart)
         self.batches += 1
 
-    def _add(self, samples: int, reference: Any, quantized: Any, found: Mapping[Key, tuple[float, float]]) -> None:
+    def _add(
+        self,
+        samples: int,
+        reference: Any,
+        quantized: Any,
+        weights: Sequence[float] | None,
+        found: Mapping[Key, tuple[float, float]],
+    ) -> None:
         for key, (noise, variance) in found.items():
             self.noise[key] = self.noise.get(key, 0.0) + noise
             self.variance[key] = self.variance.get(key, 0.0) + variance
         self.outputs = float_names(reference)
-        weights = self._weights(reference, samples)
-        self.signal += signal_of(reference) if not self._is_relative(reference) else samples * sum(map(bool, weights))
+        self.signal += signal_of(reference) if weights is None else samples * sum(map(bool, weights))
         self.measured += _noise(reference, quantized, weights)
         self.samples += samples
         self.batches += 1
@@ -381,9 +381,9 @@ def _runs(variants: Mapping[str, Variant]) -> int:
     return len({each for variant in variants.values() for each in variant.both})
 
 
-def _noise(start: Any, end: Any, weights: Sequence[float]) -> float:
+def _noise(start: Any, end: Any, weights: Sequence[float] | None) -> float:
     """The squared difference of outputs, with the weight of each; nan if it is not finite."""
     sums = [error_sums(left, right) for left, right in paired_leaves(start, end)]
     if any(each.nonfinite for each in sums):
         return nan
-    return sum(each.noise * weight for each, weight in zip(sums, weights, strict=True))
+    return sum(each.noise * weight for each, weight in zip(sums, weights or [1.0] * len(sums), strict=True))

@@ -256,7 +256,7 @@ def _project(
     length = math.sqrt(sum(float(float64(each).square().sum()) for each in along)) or 1.0
     vectors = [
         [*random, (each / length).to(random[0].dtype)]
-        for random, each in zip(started.signs(VECTORS, relative=True), along, strict=True)
+        for random, each in zip(started.signs(VECTORS, started.scales), along, strict=True)
     ]
     with torch.no_grad():
         started.backward(vectors, visit)

@@ -149,7 +149,7 @@ def visit_gradients(pair: QuantizedPair, item: Item, visit: Callable[[Step, Sequ
 
     # What counts is the error of each output relative to its own size.
     with torch.no_grad():
-        started.backward(started.signs(VECTORS, relative=True), visited)
+        started.backward(started.signs(VECTORS, started.scales), visited)
 
 
 def squared(gradients: Sequence[Tensor]) -> Tensor:

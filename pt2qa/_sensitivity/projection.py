@@ -131,11 +131,11 @@ class ProjectedBatch:
             raise PostProcessWithoutGradient("post_process returns an output without a gradient")
         return reference
 
-    def project(self, count: int, *, relative: bool = False) -> None:
+    def project(self, count: int, scales: Sequence[float] | None = None) -> None:
         if not self._fresh:
             self._forward()
         meter = _Meter(self)
-        self.backward(self.signs(count, relative=relative), meter.visit)
+        self.backward(self.signs(count, scales), meter.visit)
         for key, dots in meter.dots:
             self._dots[key].append(dots)
 
@@ -177,12 +177,12 @@ class ProjectedBatch:
     def reached(self) -> set[int]:
         return {site for site, _ in self._dots}
 
-    def signs(self, count: int, *, relative: bool = False) -> list[list[Tensor]]:
-        """The next vectors of ±1, for each output that is measured; divided by its size where ``relative``."""
+    def signs(self, count: int, scales: Sequence[float] | None = None) -> list[list[Tensor]]:
+        """The next vectors of ±1, for each output that is measured; times a scale for each."""
         signs = random_signs(self._counted, self.samples, count, self.seed, self.projections)
-        if not relative:
+        if scales is None:
             return signs
-        return [[each * scale for each in own] for own, scale in zip(signs, self.scales, strict=True)]
+        return [[each * scale for each in own] for own, scale in zip(signs, scales, strict=True)]
 
     @property
     def scales(self) -> list[float]:
