@@ -198,12 +198,18 @@ class Case:
     @functools.cached_property
     def is_calibrated_on_others(self) -> bool:
         """Whether the pair's calibration data are known to be others than those that analyses read."""
-        return bool(self._calibrating) and self._calibrating != self._digests(self.data)
+        return bool(self._calibrating) and self._calibrating != self._in_use
 
     @functools.cached_property
     def is_judged_on_calibration(self) -> bool:
         """Whether all that quality is measured on is known to calibrate the pair."""
-        return self._digests(self.judge.data) <= self._calibrating
+        if not self._calibrating:
+            return False
+        return (self._digests(self.judge.data) if self.is_judged_apart else self._in_use) <= self._calibrating
+
+    @functools.cached_property
+    def _in_use(self) -> set[str]:
+        return self._digests(self.data)
 
     @functools.cached_property
     def _calibrating(self) -> set[str]:

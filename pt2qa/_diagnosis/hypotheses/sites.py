@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +18,8 @@ from pt2qa._sensitivity.ranges import use_of
 from pt2qa._sensitivity.roundings import INTEGERS, fitted
 from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import Site
-from pt2qa._trials.treatment import Substitute, Treatment, with_params
-from pt2qa.errors import Pt2qaError
+from pt2qa._trials.treatment import Treatment, with_params
+from pt2qa.errors import PluginError, QuantizeError, SelectionError
 from pt2qa.overrides.plan import Edit
 from pt2qa.overrides.points import OUTPUT
 
@@ -79,19 +78,18 @@ def floored(case: Case) -> Iterator[Hypothesis]:
     low = [site.index for site in case.pair.sites if site.index in instead and _is_floored(case, site)]
     if low:
         site = case.pair.sites[max(low, key=case.noise)]
-        treatment, edit, preview = with_own_scales(case, low, instead)
-        yield Hypothesis(
+        found = Hypothesis(
             cause="observer",
             name=site.name,
             others=case.names(low),
             evidence=f"the scale of {counted(len(low), 'site')} is {number(site.params.largest_scale)}, the observer's "
             "eps, and the values need a smaller one",
-            remedy=f"configure these observers with a smaller eps, such as observer.with_args(eps=1e-9){edit}",
-            treatment=treatment,
-            preview=preview,
+            remedy="configure these observers with a smaller eps, such as observer.with_args(eps=1e-9)",
+            treatment=case.played(instead, low),
             audited=True,
             sentence="the observer's smallest scale, its eps, is too large for the values",
         )
+        yield with_own_scales(case, found, low)
 
 
 FLOORS = (2.0**-12, float(torch.finfo(torch.float32).eps))
@@ -124,22 +122,21 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
 
     Seven bits are no mistake where the quantizer's options ask for them: 16-bit accumulators saturate otherwise.
     """
-    found = [s for s in case.static_sites if has_unused_levels(case, s) and isinstance(s.params.scale, float)]
-    if found:
-        site = found[0]
-        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in found}
-        treatment, edit, preview = with_own_scales(case, list(whole), whole)
-        yield Hypothesis(
+    sites = [s for s in case.static_sites if has_unused_levels(case, s) and isinstance(s.params.scale, float)]
+    if sites:
+        site = sites[0]
+        whole = {each.index: with_params(fitted(*limits(each.params), *INTEGERS[each.params.dtype])) for each in sites}
+        found = Hypothesis(
             cause="activation-scheme",
             name=site.name,
             others=case.names([*whole]),
-            evidence=f"{counted(len(found), 'site')} with a reduced integer range; here {site.params.dtype} "
+            evidence=f"{counted(len(sites), 'site')} with a reduced integer range; here {site.params.dtype} "
             f"{site.params.quant_min}..{site.params.quant_max}",
-            remedy=f"annotate the full range of the dtype (quant_min, quant_max){edit}",
-            treatment=treatment,
-            preview=preview,
+            remedy="annotate the full range of the dtype (quant_min, quant_max)",
+            treatment=case.played(whole),
             audited=True,
         )
+        yield with_own_scales(case, found, list(whole))
 
 
 def has_unused_levels(case: Case, site: Site) -> bool:
@@ -177,7 +174,6 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             f", which it shares with {', '.join(_sharers(case, site.index)[:3])}" if cause == "shared-scale" else ""
         )
         places = unfit if sites is alone and most else sites
-        treatment, edit, preview = with_own_scales(case, places, case.fitted)
         how = f"values exceed the range by {share(beyond)} %" if beyond > 0.01 else f"{share(used)} % of the range used"
         found = Hypothesis(
             cause=cause,
@@ -185,19 +181,17 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             others=case.names(sites),
             evidence=f"{how}{with_them} (scale {number(site.params.largest_scale)}, values "
             f"{number(case.ranges[site.index].whole[0])} to {number(case.ranges[site.index].whole[1])})",
-            remedy=_HOW[cause] + edit,
-            treatment=treatment,
-            preview=preview,
+            remedy=_HOW[cause],
+            treatment=case.played(case.fitted, places),
             share=case.share(case.excess, places),
         )
-        yield found
+        yield with_own_scales(case, found, places)
         names = {site.name, *_sharers(case, site.index)} if sites is shared else set()
         if ops := ops_in_float(case, [each.index for each in case.static_sites if each.name in names]):
             yield replace(
                 found,
                 remedy=f"keep all that has this scale in float: {', '.join(ops)}",
                 treatment=Treatment(floats=(Edit("float", ops),)),
-                preview=None,
                 cost=case.costs.macs_of(ops),
             )
 
@@ -213,27 +207,28 @@ _HOW = {
 }
 
 
-def with_own_scales(
-    case: Case, sites: Sequence[int], instead: dict[int, Substitute]
-) -> tuple[Treatment, str, Treatment | None]:
-    """Edits that give sites scales of their own over all integers, a suffix for the text of a remedy, and a preview.
+def with_own_scales(case: Case, found: Hypothesis, sites: Sequence[int]) -> Hypothesis:
+    """Edits that give sites scales of their own over all integers, in place of what is played, which is the preview.
 
-    Where no edit can, or the ops around make them share their scale, what is fitted to them is played.
+    The same where no edit can, or the ops around make them share their scale.
     """
-    played = case.played(instead, sites)
     before, all_sites = case.annotations, case.pair.sites
     kinds = {kind: [site for site in sites if all_sites[site].kind == kind] for kind in ("activation", "weight")}
     edits = tuple(
         Edit("int8_weight" if kind == "weight" else "int8", case.names(own)) for kind, own in kinds.items() if own
     )
-    with contextlib.suppress(Pt2qaError):
-        if before is not None:
-            after, points = before.with_edits(edits), before.points_at(all_sites)
-            shared = [point for site in sites for point in points[site] if len(before.shared[point]) > 1]
-            if not shared or any(after.shared.get(point) != before.shared[point] for point in shared):
-                text = "; ".join(f"{edit.kind}: {few(edit.ops)}" for edit in edits)
-                return Treatment(edits=edits), f" ({text})", played
-    return played, "", None
+    if before is None:
+        return found
+    try:
+        after = before.with_edits(edits)
+    except (PluginError, QuantizeError, SelectionError):
+        return found
+    points = before.points_at(all_sites)
+    shared = [point for site in sites for point in points[site] if len(before.shared[point]) > 1]
+    if shared and all(after.shared.get(point) == before.shared[point] for point in shared):
+        return found
+    text = "; ".join(f"{edit.kind}: {few(edit.ops)}" for edit in edits)
+    return replace(found, remedy=f"{found.remedy} ({text})", treatment=Treatment(edits=edits), preview=found.treatment)
 
 
 def _is_unfit(case: Case, site: Site) -> bool:

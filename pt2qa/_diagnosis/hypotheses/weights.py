@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,18 +32,21 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
         groups.setdefault("per-tensor-weights" if _per_tensor(case, index) else "weight-scheme", []).append(index)
     for cause, sites in groups.items():
         site = case.pair.sites[sites[0]]
-        remedy, treatment, preview = _remedy(case, cause, sites)
-        yield Hypothesis(
+        found = Hypothesis(
             cause=cause,
             name=site.name,
             others=case.names(sites),
             evidence=f"{counted(len(sites), 'weight')}, here {_scheme(site)}, with "
             f"{number(case.noise(site.index) / max(case.noise(site.index, 'fitted'), 1e-300))} times the noise of int8 "
             f"per output channel (error budget); {_spread(case, site)}",
-            remedy=remedy,
-            treatment=treatment,
-            preview=preview,
+            remedy="annotate these weights as int8, symmetric, -127..127, one scale per output channel",
+            treatment=case.played(case.fitted_weights, sites),
         )
+        if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
+            option = Treatment(options=(("per_channel", True),))
+            yield replace(found, remedy="quantize with per_channel=true", treatment=option)
+        else:
+            yield with_own_scales(case, found, sites)
 
 
 def _is_coarse(case: Case, index: int) -> bool:
@@ -161,15 +165,6 @@ def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
 def _per_tensor(case: Case, index: int) -> bool:
     constant = case.constants[index]
     return case.pair.sites[index].params.axis is None and weight_axis(constant) is not None
-
-
-def _remedy(case: Case, cause: str, sites: list[int]) -> tuple[str, Treatment, Treatment | None]:
-    """Quantizing again where the plug-in has an option for it, or an edit reaches the weights; else advice."""
-    if cause == "per-tensor-weights" and case.options.get("per_channel") is False:
-        return "quantize with per_channel=true", Treatment(options=(("per_channel", True),)), None
-    treatment, edit, preview = with_own_scales(case, sites, case.fitted_weights)
-    remedy = f"annotate these weights as int8, symmetric, -127..127, one scale per output channel{edit}"
-    return remedy, treatment, preview
 
 
 def _scheme(site: Site) -> str:
