@@ -20,8 +20,8 @@ of a sum of n log-normal values, the variance of ``log(sum(b) / sum(a))`` of ano
     (S_bb + S_aa - 2 * S_ba) / n + (S_bb**2 + S_aa**2 - 2 * S_ba**2) / (2 * (n - 1)) + f(S_bb) + f(S_aa) - 2 * f(S_ba)
 
 Measured on small nets of five kinds with six kinds of fault and 2,000 samples each: sets of 24 to 48 samples hold 92 to
-94 % of other sets, 77 % in the worst net; without the logarithms, 88 to 90 %.  Nothing is drawn at random, so the same
-data give the same interval.
+94 % of other sets, 77 % in the worst net; without the logarithms, 88 to 90 % (``python -m
+tests.diagnosis.blind.intervals``).  Nothing is drawn at random, so the same data give the same interval.
 
 Source:
     the jackknife and its pseudo-values in "Bias and Confidence in Not-quite Large Samples" (Tukey, 1958); the effective
@@ -69,8 +69,8 @@ class Gain:
     def is_certain(self) -> bool:
         """Whether the gain of all data of the kind is above 0 in 95 of 100 cases; one sample has no interval.
 
-        Without the ``sqrt(2)`` for another set, the interval is that of the gain itself.  Of the sets above, 0.6 % with
-        gains by chance alone pass, 3 % in the worst net, and 78 to 84 % of the sets whose faults are gone.
+        Without the ``sqrt(2)`` for another set, the interval is that of the gain itself.  Of the sets above, up to 1 %
+        with gains by chance alone pass, 6 % in the worst net, and 79 to 83 % of the sets whose faults are gone.
         """
         if not self.value > 0 or math.isnan(self.low) or self.low > 0:
             return self.value > 0
