@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -11,19 +10,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
+from tests.mutants.lines import Lines, lines_of
 from tests.mutants.mutations import Mutation, mutated, mutations
-from tests.mutants.rooms import BESIDE, ROOMS, tests_of
-from tests.mutants.worker import POLL, ROOT, Fork, Verdict, lines_of, trial, warm
+from tests.mutants.rooms import BESIDE, ROOMS, every_test, tests_of
+from tests.mutants.worker import POLL, ROOT, Fork, Verdict, trial, warm
 
 ENOUGH = 0.95
 """The share of mutants that must be killed."""
 
 SLOW = 60
 """Seconds, beyond those of its tests, after which a mutant counts as noticed: it does not come to an end."""
+
+OTHERS = 60
+"""Seconds of tests after which no more of other rooms are run."""
 
 
 def candidates(rooms: list[str]) -> list[Mutation]:
@@ -35,31 +37,24 @@ def candidates(rooms: list[str]) -> list[Mutation]:
     return [mutation for name in names for mutation in mutations(name, (ROOT / name).read_text())]
 
 
-def known_lines(rooms: list[str], path: Path) -> dict[str, Any]:
-    """The lines that each test runs, of the tests of some rooms; kept in a file, since finding them takes minutes."""
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for room in tqdm(rooms, desc="lines"):
-        for tests in ROOMS[room]:
-            if tests not in known:
-                known[tests] = lines_of([tests], 3600)
-                path.write_text(json.dumps(known))
-    return known
+def tests_for(mutation: Mutation, known: dict[str, Lines]) -> tuple[list[str], float]:
+    """The tests that run a line, or of one that is run by imports any line of the module.
 
-
-def tests_for(mutation: Mutation, known: dict[str, Any]) -> tuple[list[str], float]:
-    """The tests that run a line, or of one that is run by imports any line of the module, the quickest first."""
-    seconds = {
-        test: known[tests]["seconds"][test]
-        for tests in tests_of(mutation.path)
-        for test, lines in known[tests]["lines"].items()
-        if (mutation.line in lines.get(mutation.path, ()) if mutation.called else mutation.path in lines)
-        and test not in known[tests]["failed"]
-    }
-    return sorted(seconds, key=lambda test: seconds[test]), sum(seconds.values())
+    Those of the module's room first, the quickest first; then, for a minute, those of other rooms.
+    """
+    chosen, total = list[str](), 0.0
+    found = [each.of(mutation.path, mutation.line if mutation.called else None) for each in known.values()]
+    seconds = {test: taken for each in found for test, taken in each.items()}
+    own = tests_of(mutation.path)
+    for test in sorted(seconds, key=lambda test: (not test.startswith(own), seconds[test])):
+        if test.startswith(own) or total < OTHERS:
+            chosen.append(test)
+            total += seconds[test]
+    return chosen, total
 
 
 def verdicts(
-    chosen: Sequence[Mutation], known: dict[str, Any], processes: int
+    chosen: Sequence[Mutation], known: dict[str, Lines], processes: int
 ) -> Iterator[tuple[Mutation, list[str], Verdict]]:
     """What becomes of each fault, and the tests that run its line, as they end; so many run side by side."""
     waiting, running = list(reversed(chosen)), list[tuple[Mutation, list[str], Fork]]()
@@ -85,16 +80,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, metavar="N", help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--only", default="", metavar="PATH", help="a folder or file, such as pt2qa/_layers")
-    parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutants.json", help="file of the tests' lines")
+    parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutants", help="folder of the tests' lines")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="side by side")
     given = parser.parse_args()
     os.chdir(ROOT)
     rooms = [room for room in ROOMS if given.only.startswith(room) or room.startswith(given.only)]
     found = [each for each in candidates(rooms) if each.path.startswith(given.only)]
     chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
-    given.lines.parent.mkdir(exist_ok=True)
     warm()
-    known = known_lines([room for room in rooms if any(each.path.startswith(room) for each in chosen)], given.lines)
+    known = lines_of(every_test(ROOT), given.lines, given.processes)
     counts: Counter[str] = Counter()
     bar = tqdm(total=len(chosen), desc="mutants")
     for mutation, tests, verdict in verdicts(chosen, known, given.processes):

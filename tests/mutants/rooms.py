@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 DEFAULTS = "tests/report/test_row_defaults.py"
 
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -53,6 +56,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """Tests by the folder or file that they are for."""
 
+APART = ("mutants", "soak", "strangers", "sweep", "zoo", "benchmarks", "test_wording.py", "test_packaging.py")
+"""What runs the library in other processes, or not at all, or needs other packages."""
+
 BESIDE = ("blocks.py", "charts.py", "steps.py")
 """Files of what pages draw, which other tests look at."""
 
@@ -60,3 +66,13 @@ BESIDE = ("blocks.py", "charts.py", "steps.py")
 def tests_of(path: str) -> tuple[str, ...]:
     """The tests that answer for a module."""
     return next(tests for room, tests in ROOMS.items() if path.startswith(room))
+
+
+def every_test(root: Path) -> list[str]:
+    """The folders and files of all tests, to be run one by one."""
+    found = (path for path in (root / "tests").iterdir() if path.is_dir() or path.name.startswith("test_"))
+    return sorted(str(path.relative_to(root)) for path in found if path.name not in APART and any(_modules(path)))
+
+
+def _modules(path: Path) -> Iterable[Path]:
+    return path.rglob("test_*.py") if path.is_dir() else [path]

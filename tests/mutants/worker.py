@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.util
-import json
 import os
 import signal
 import sys
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-import coverage
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -111,53 +108,3 @@ def trial(path: str, source: str, tests: Sequence[str], seconds: float) -> Fork:
         return int(pytest.main(["-x", *OPTIONS, *tests]))
 
     return Fork(run, seconds)
-
-
-class Lines:
-    """A plug-in that notes which lines of the library each test runs, how long it takes, and which tests fail."""
-
-    def __init__(self) -> None:
-        self.coverage = coverage.Coverage(data_file=None, config_file=False, include=[f"{ROOT / 'pt2qa'}/*"])
-        self.seconds: dict[str, float] = {}
-        self.failed: list[str] = []
-
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Any:
-        begun = time.monotonic()
-        self.coverage.switch_context(item.nodeid)
-        yield
-        self.coverage.switch_context("")
-        self.seconds[item.nodeid] = time.monotonic() - begun
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed.append(report.nodeid)
-
-    @property
-    def found(self) -> dict[str, dict[str, list[int]]]:
-        """By test and file, the lines."""
-        data, found = self.coverage.get_data(), defaultdict[str, dict[str, list[int]]](dict)
-        for path in data.measured_files():
-            for line, tests in data.contexts_by_lineno(path).items():
-                for test in filter(None, tests):
-                    found[test].setdefault(str(Path(path).relative_to(ROOT)), []).append(line)
-        return found
-
-
-def lines_of(tests: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Of each test: the lines of the library that it runs, and its seconds; and the tests that fail as things are."""
-    path = ROOT / "build" / f"mutants-{os.getpid()}.json"
-    path.parent.mkdir(exist_ok=True)
-
-    def run() -> int:
-        plugin = Lines()
-        with plugin.coverage.collect():
-            pytest.main([*OPTIONS, *tests], plugins=[plugin])
-        path.write_text(json.dumps({"lines": plugin.found, "seconds": plugin.seconds, "failed": plugin.failed}))
-        return 0
-
-    if Fork(run, seconds).wait() != "survived":
-        raise RuntimeError(f"the tests {' '.join(tests)} did not run to their end")
-    found: dict[str, Any] = json.loads(path.read_text())
-    path.unlink()
-    return found
