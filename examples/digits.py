@@ -1,22 +1,20 @@
-"""Trains a small CNN on scikit-learn's digits, quantizes it for two backends, and shows what each layer loses.
+"""A small CNN for scikit-learn's digits, as a flow of the command line; ``make demo`` quantizes it with a mistake.
 
-Run it with ``make demo``. It takes well under a minute, and needs no download: the 1,797 pictures of 8×8 pixels come
-with scikit-learn.
+It trains in seconds, and needs no download: the 1,797 pictures of 8×8 pixels come with scikit-learn.
+
+    pt2qa fix examples/digits.py:mistaken -q xnnpack -o demo-reports
+    pt2qa analyze examples/digits.py -o reports
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-import pt2qa
-
-QUANTIZERS = ("xnnpack", "x86")
 BATCH = 64
 TRAINING = 1_437  # the remaining 360 pictures are for testing
 
@@ -68,46 +66,30 @@ def train(pictures: Tensor, labels: Tensor, epochs: int) -> DigitNet:
     return model.eval()
 
 
-@torch.no_grad()
-def accuracy(model: Callable[[Tensor], Tensor], pictures: Tensor, labels: Tensor) -> float:
-    """Share of the pictures that a model classifies correctly, in percent."""
-    return (model(pictures).argmax(1) == labels).double().mean().item() * 100
-
-
-def main(folder: Path = Path("demo-reports"), epochs: int = 6) -> dict[str, pt2qa.LayerReport]:
-    """Trains, quantizes and compares; one report for each quantizer, also saved in the folder."""
-    # When they are first imported, torch and torchao log which of their parts this machine cannot use.
-    for name in ("torch", "torchao"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-    pictures, labels = digits()
-    print(f"Training on {TRAINING} digits ...")
-    model = train(pictures[:TRAINING], labels[:TRAINING], epochs)
-    unseen, truth = pictures[TRAINING:], labels[TRAINING:]
-    print(f"Accuracy on {len(truth)} others, in float: {accuracy(model, unseen, truth):.1f} %")
-
-    batches = list(pictures[: 8 * BATCH].split(BATCH))
-    capture = pt2qa.capture(model, (batches[0],), dynamic_shapes=({0: torch.export.Dim("pictures")},))
-    folder.mkdir(parents=True, exist_ok=True)
-    reports = {}
-    for name in QUANTIZERS:
-        pair = pt2qa.quantize(capture, name, batches)
-        report = pt2qa.compare_layers(pair, unseen.split(BATCH))
-        path = folder / f"{name}-layers.safetensors"
-        report.save(path)
-        print(f"\n{name}: accuracy in int8: {accuracy(pair.quantized, unseen, truth):.1f} %\n\n{report}\n")
-        print(f"Saved. Look at it again with: pt2qa show {path}")
-        reports[name] = report
-    return reports
-
-
-def flow() -> tuple[nn.Module, Tensor, list[Tensor]]:
-    """The same model for the command line: ``pt2qa analyze examples/digits.py:flow -o reports``."""
+def flow() -> dict[str, Any]:
+    """The trained network, pictures that calibrate it, and others to measure on."""
     pictures, labels = digits()
     model = train(pictures[:TRAINING], labels[:TRAINING], epochs=6)
+    unseen, truth = pictures[TRAINING:].split(BATCH), labels[TRAINING:].split(BATCH)
+
+    @torch.no_grad()
+    def accuracy(net: Callable[[Tensor], Tensor]) -> float:
+        """Percent of the unseen pictures."""
+        right = sum(int((net(batch).argmax(1) == each).sum()) for batch, each in zip(unseen, truth, strict=True))
+        return 100 * right / (len(pictures) - TRAINING)
+
     batches = list(pictures[: 8 * BATCH].split(BATCH))
-    return model, batches[0], batches
+    evaluation = list(unseen)
+    return {
+        "model": model,
+        "example_inputs": batches[0],
+        "batches": batches,
+        "evaluation": evaluation,
+        "metric": accuracy,
+    }
 
 
-if __name__ == "__main__":
-    main()
+def mistaken() -> dict[str, Any]:
+    """The same, but nobody scaled the pictures that calibrate from 0..16 to 0..1, as training did."""
+    right = flow()
+    return {**right, "batches": [16 * batch for batch in right["batches"]]}

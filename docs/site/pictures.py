@@ -40,8 +40,9 @@ def take(page: Path, picture: Path, width: int, height: int) -> None:
 
 def main() -> None:
     """The HTML page of the digits demo, and its table in a terminal."""
-    model, example, batches = flow()
-    pair = pt2qa.quantize(pt2qa.capture(model, example), "xnnpack", batches)
+    given = flow()
+    batches = given["batches"]
+    pair = pt2qa.quantize(pt2qa.capture(given["model"], given["example_inputs"]), "xnnpack", batches)
     layers = pt2qa.compare_layers(pair, batches)
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from pt2qa._check.analysis import check
 from pt2qa._check.report import Finding
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import Lowerable, backend_for, lowerable, opened, program_for
-from pt2qa._deployed.recorded import RecordedOutputs
+from pt2qa._deployed.recorded import SUFFIX, RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
@@ -37,6 +37,7 @@ def compare_deployed(
     backend: str | Backend | None = None,
     deployed: str | os.PathLike[str] | None = None,
     program: str | os.PathLike[str] | None = None,
+    metric: Callable[[Callable[..., Any]], float] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
     progress: bool | None = None,
@@ -56,6 +57,8 @@ def compare_deployed(
             (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared. A program is run by
             the backend that takes files with its suffix.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
+        metric: a function of a model, larger is better, such as top-1 accuracy on your own data: measured of the float
+            model, the converted graph and the program.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         mask: which positions count, as in :func:`pt2qa.compare_layers`.
         progress: whether to show progress; None: if stderr is a terminal.
@@ -81,6 +84,8 @@ def compare_deployed(
         raise DeploymentError(
             "got deployed= and program=, expected one of them: a program built elsewhere is not lowered."
         )
+    if metric is not None and deployed is not None and _path(deployed).suffix == SUFFIX:
+        raise DeploymentError(f"{deployed}: recorded outputs cannot be run, so metric= has no model. Leave it out.")
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     chosen = backend_for(pair, backend) if deployed is None else None
     with explained(pair, chosen):
@@ -96,6 +101,8 @@ def compare_deployed(
         runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     report = comparison.report(notes)
+    if metric is not None:
+        report = replace(report, metric=getattr(metric, "__name__", "metric"), stages=comparison.measured(metric))
     if chosen is None:
         report = replace(report, facts=(*report.facts, *_read(pair, runs)))
     names = {row.name for row in report.suspects}

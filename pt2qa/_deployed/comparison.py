@@ -11,18 +11,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from pt2qa._capture.exporting import State
 from pt2qa._deployed.causes import BY_DESIGN, Region, cause_of
 from pt2qa._deployed.deployment import Lowerable, ObservedValue, run_program
 from pt2qa._deployed.recorded import order_of
 from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._deployed.stages import Stages
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
@@ -34,16 +35,17 @@ from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable
 from pt2qa._simulator.accumulate import empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.batches import Batch, as_batch, count_samples, has_no_element
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import TOLERANCE
 from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import leaves_of, plain, tensor_outputs
+from pt2qa._simulator.outputs import leaves_of, plain, structured, tensor_outputs
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import Outputs, Verification, graph_outputs, kind_of
+from pt2qa._trials.judge import SimulatedModel
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
 
@@ -210,6 +212,35 @@ class Comparison:
             if index not in self.causes and self._row(self.observed[index]).is_suspect:
                 region = Region(self.pair.quantized, place[index], known, deployed, self.pair.names)
                 self.causes[index] = cause_of(region)
+
+    def deployed(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program as one calls the model; needs a batch before, which shows the order of its outputs."""
+        graph = self.pair.quantized
+        values = self.pair.values(as_batch(args, kwargs, graph))
+        leaves = list(run_program(self.program, values, observed=False).outputs)
+        if self.order:
+            leaves = [leaves[place] for place in self.order]
+        if len(leaves) != len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))):
+            every = pytree.tree_leaves(plain(self.pair.simulator.run(values)))  # numbers and sizes, which it leaves out
+            for place, leaf in zip(self.places, leaves, strict=True):
+                every[place] = leaf
+            leaves = every
+        return structured(graph, leaves)
+
+    @torch.no_grad()
+    def measured(self, metric: Callable[..., Any]) -> tuple[StageRow, ...]:
+        """The stages, with the metric of all but the captured program, which computes what the model does."""
+        pair, eager, found = self.pair, self.stages.eager, {}
+        if eager is not None:
+            state = State(eager)
+            try:
+                found["eager"] = float(metric(eager))
+            finally:
+                state.restore()
+        found["prepared"] = float(metric(SimulatedModel(pair, frozenset())))
+        found["converted"] = float(metric(SimulatedModel(pair, frozenset(range(len(pair.sites))))))
+        found["deployed"] = float(metric(self.deployed))
+        return tuple(replace(row, value=found.get(row.name, math.nan)) for row in self.stages.rows())
 
     def _fitting(self, expected: Sequence[Tensor], outputs: Sequence[Any]) -> list[Tensor]:
         """The outputs of the program that are to be compared, in the model's order."""

@@ -227,9 +227,10 @@ def _accepted(backends: Sequence[Backend]) -> str:
 
 
 @exports
-def run_program(program: DeployedProgram, values: Sequence[Any]) -> Ran:
+def run_program(program: DeployedProgram, values: Sequence[Any], observed: bool = True) -> Ran:
     """Runs a batch, flat.  A program may be lowered anew for inputs of another shape, which exports."""
-    return program.run(inputs_for(values))
+    run = program.run if observed else getattr(program, "run_alone", program.run)
+    return run(inputs_for(values))
 
 
 @exports

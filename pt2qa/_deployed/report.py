@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan, sqrt
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._deployed.rows import LSB, DeployedRow, StageRow, blamed, summary_of, suspects
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
-from pt2qa._report.columns import derived, shown_columns
+from pt2qa._report.columns import column, derived, shown_columns
 from pt2qa._report.formats import decibel
 from pt2qa._report.prose import by_reason, counted
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 
 
-@register("deployed", schema=3, oldest=1, since={"input_ranges": 2})
+@register("deployed", schema=4, oldest=1, since={"input_ranges": 2})
 @dataclass(frozen=True, slots=True, repr=False)
 class DeployedReport(DataReport):
     """How far the kernels that ship are from the converted graph, and what each stage costs the output.
@@ -32,6 +32,7 @@ class DeployedReport(DataReport):
         unpaired: ops without a value of their own in the program, such as a convolution fused with its relu.
         facts: what ran: instruction set, number of delegates, ops left over.
         backend: what ran it.
+        metric: the name of the user's metric, whose values are in ``stages``; empty without one.
 
     >>> from pt2qa.report import Environment
     >>> empty = DeployedReport((), (), (), (), (), "none", notes=(), environment=Environment.here(""))
@@ -49,11 +50,17 @@ class DeployedReport(DataReport):
     unpaired: tuple[Unpaired, ...]
     facts: tuple[str, ...]
     backend: str
+    metric: Annotated[str, column(since=4)] = ""
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:
         """The deployed model's SQNR in dB against the first stage: the smallest of its outputs; nan if none has one."""
         return self.stages[-1].sqnr if self.stages else float("nan")
+
+    @derived(judged=True)
+    def value(self) -> float:
+        """The metric of the deployed model; nan without one."""
+        return self.stages[-1].value if self.stages else float("nan")
 
     @derived()
     def suspect_values(self) -> int:
@@ -94,7 +101,8 @@ class DeployedReport(DataReport):
 
     def _before(self) -> Iterator[Block]:
         if self.stages:
-            yield Table(self.shown("stages"), self.stages, "Stages, by the worst output")
+            columns = [each for each in self.shown("stages") if self.metric or each.name != "value"]
+            yield Table(columns, self.stages, f"Stages, by the worst output{self.metric and f', and {self.metric}'}")
         yield Listing("Outputs", [_output_line(row) for row in self.outputs])
 
     def _after(self, limit: int | None) -> Iterator[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, isinf, isnan
+from math import inf, isinf, isnan, nan
 from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._decibels import agreement, decibels, power
@@ -104,13 +104,15 @@ class StageRow(Row):
             ``deployed``: the backend's program.
         step_sqnr: dB, against the stage before; nan at the first.
         sqnr: dB, against the first stage; inf at the first.
+        value: of the metric; nan where it was not measured.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("name", "step_sqnr", "sqnr")
+    shown: ClassVar[tuple[str, ...]] = ("name", "step_sqnr", "sqnr", "value")
 
     name: Annotated[str, column(key=True, importance=0)]
     step_sqnr: Annotated[float, column("step\ndB", unit="dB", importance=1)]
     sqnr: Annotated[float, column("from eager\ndB", unit="dB", importance=0)]
+    value: Annotated[float, column("metric", show=number, importance=2, since=4)] = nan
 
 
 SLIGHT: Final = 1e-6

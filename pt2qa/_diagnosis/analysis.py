@@ -15,6 +15,7 @@ from pt2qa._check.report import Findings
 from pt2qa._check.rules import RULES
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case
+from pt2qa._diagnosis.hypotheses.deployed import Kernels
 from pt2qa._diagnosis.report import Diagnosis
 from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
@@ -127,14 +128,17 @@ def diagnose(
     worth = Worth(least, macs)
     search = Search(case, _needed(aim, judge, worth), methods, worth)
     reports: dict[str, Report] = {}
-    interrupted, structure = False, findings
+    interrupted, structure, kernels = False, findings, None
     try:
         search.run()
         if deployed:
-            reports["deployed"] = search.look_at_kernels(None if deployed is True else deployed)
+            kernels = Kernels(case, None if deployed is True else deployed)
+            reports["deployed"] = search.look_at_kernels(kernels)
         if structure is None:
             structure = check(pair, rules=_errors_of(pair), progress=False)
         final, after = search.final()
+        if kernels is not None and final is not None:
+            search.look_again(kernels, final)
     except KeyboardInterrupt:
         notes.append(Note("interrupted: some remedies were not measured", "interrupted"))
         interrupted = True

@@ -97,8 +97,8 @@ class FigureRow(Row):
 
     Args:
         name: ``float``, where there is a metric; ``now``; ``after``: the new pair; ``with the advice``: with all
-            remedies, simulated, where some change the model or the quantizer; ``deployed``: the backend's program, now
-            and after the remedies for its kernels; or a reference: ``ranges fitted to the data``.
+            remedies, simulated, where some change the model or the quantizer; ``deployed``: the backend's program, and
+            that of the new pair; or a reference: ``ranges fitted to the data``.
         value: the user's metric, or the SQNR of the worst output in dB; nan if it was not measured.
         output: the worst output.
         sqnr: its SQNR in dB.

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pt2qa._decibels import decibels
+from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
-from pt2qa._diagnosis.hypotheses import deployed as deployed_kernels
+from pt2qa._diagnosis.hypotheses.deployed import Kernels
 from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between
 from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method
-from pt2qa._report.base import Report
 from pt2qa._report.formats import share
 from pt2qa._report.prose import few
 from pt2qa._trials.evidence import Gain
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Ranges, Substitute, Treatment
-from pt2qa.errors import Pt2qaError
+from pt2qa.errors import DeploymentError, Pt2qaError
 
 ALIKE: Final = 0.9
 """The share of the best gain from which on another one is as good, if it is not certain to be worse."""
@@ -62,7 +62,7 @@ class Search:
         self.later: list[Hypothesis] = []
         """Other calibration data where nothing says that the data are at fault."""
         self.bounds: dict[Ranges, Outcome] = {}
-        self.deployed: list[FigureRow] = []
+        self.deployed: dict[str, FigureRow] = {}
         self.free: Outcome | None = None
         """That of the free remedies and what :func:`pt2qa.repair` fits; None where it was not tried."""
         self._left: list[tuple[Hypothesis, Gain]] = []
@@ -173,19 +173,27 @@ class Search:
             yield _figure_row(_BOUNDS[name], found)
         if self.free is not None:
             yield _figure_row("with ranges of pt2qa.repair", self.free)
-        yield from self.deployed
+        yield from self.deployed.values()
 
-    def look_at_kernels(self, backend: Any) -> Report:
-        report, hypotheses = deployed_kernels.kernels(self.case, backend)
-        rows = len(self.rows)
-        self._take(hypotheses)
-        found = [("deployed", report.sqnr)]
-        found += [("deployed, after", report.sqnr + row.gain) for row in self.rows[rows:] if not math.isnan(row.gain)]
-        of_metric = self.case.judge.metric is not None
-        self.deployed = [
-            FigureRow(name, math.nan if of_metric else sqnr, "", sqnr, -1, math.nan) for name, sqnr in found
-        ]
+    def look_at_kernels(self, kernels: Kernels) -> DeployedReport:
+        report = kernels.of(self.case.pair)
+        self._take(kernels.hypotheses())
+        self._deployed("deployed", report)
         return report
+
+    def look_again(self, kernels: Kernels, final: QuantizedPair) -> None:
+        """At the kernels of the pair with all remedies."""
+        try:
+            report = kernels.of(final)
+        except DeploymentError as error:
+            self.case.notes.append(f"the pair with all remedies was not run on its kernels: {error}")
+            return
+        if report is not kernels.backend:
+            self._deployed("deployed, after", report)
+
+    def _deployed(self, name: str, report: DeployedReport) -> None:
+        value = report.sqnr if self.case.judge.metric is None else report.value
+        self.deployed[name] = FigureRow(name, value, "", report.sqnr, -1, math.nan)
 
     def _enough(self, found: Outcome) -> bool:
         return self.needed is not None and found.value >= self.needed

@@ -152,21 +152,31 @@ def target_of(search: Search) -> str:
 
 
 def story_of(search: Search, after: Outcome | None) -> str:
-    """``float 0.96 -> int8 0.11 -> with the remedies 0.95 -> on the kernels 23.1 dB``."""
+    """``float 0.96 -> int8 0.11 -> with the remedies 0.95 -> on the kernels 0.95``."""
     judge, unit = search.case.judge, unit_of(search.case)
     steps = [] if judge.metric is None else [f"float {number(judge.float_value)} {unit}"]
     steps.append(f"int8 {_value(search.case.now, unit)}")
+    kernels = {
+        name: f"on the kernels {_shown(row.sqnr, 'dB') if math.isnan(row.value) else _shown(row.value, unit)}"
+        for name, row in search.deployed.items()
+    }
+    if after is None or "deployed, after" not in kernels:
+        steps += kernels.values()
     many = "remedy" if len(search.rows) == 1 else "remedies"
     if after is not None:
         steps.append(f"with the {many} {_value(after, unit)}")
     if not search.state.made_of_edits:
         steps.append(f"with the advice {_value(search.quality, unit)}")
-    steps += [f"on the kernels {decibel(row.sqnr)} dB" for row in search.deployed[-1:]]
+    steps += [kernels[name] for name in kernels if name == "deployed, after"]
     return " -> ".join(steps) if len(steps) > 1 else ""
 
 
 def _value(found: Outcome, unit: str) -> str:
-    return f"{decibel(found.value) if unit == 'dB' else number(found.value)} {unit}"
+    return _shown(found.value, unit)
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{decibel(value) if unit == 'dB' else number(value)} {unit}"
 
 
 def _quality(found: Outcome, unit: str) -> str:

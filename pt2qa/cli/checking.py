@@ -182,6 +182,7 @@ def deploy(
         pt2qa.compare_deployed,
         pair,
         measured_on(given),
+        metric=None if deployed is not None else given.metric,
         mask=given.mask,
         backend=backend,
         deployed=deployed,

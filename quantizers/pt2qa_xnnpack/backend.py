@@ -127,6 +127,10 @@ class XNNPACKProgram:
         values = {name: every[position] for name, position in self.positions.items()}
         return Ran(outputs, values, changed=not _same(outputs, own))
 
+    def run_alone(self, inputs: Sequence[Any]) -> Ran:
+        """Runs a batch with nothing observed."""
+        return Ran(tuple(self._execute("model", inputs)))
+
     def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
         """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
         from pt2qa_xnnpack.artefact import differences

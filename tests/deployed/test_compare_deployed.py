@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +151,7 @@ def test_the_report_is_saved_and_loaded(report: DeployedReport, tmp_path: Path) 
         *("handle", "name", "module", "op", "observed_at", "dtype", "scale", "delegated", "isolated_max_lsb"),
         *("isolated_differing", "isolated_sqnr", "cumulative_sqnr", "quantized_sqnr", "deployed_sqnr"),
     ]
-    assert list(report.to_pandas(part="stages").columns) == ["name", "step_sqnr", "sqnr"]
+    assert list(report.to_pandas(part="stages").columns) == ["name", "step_sqnr", "sqnr", "value"]
 
 
 def test_a_saved_program_costs_no_lowering(
@@ -268,3 +270,53 @@ def test_outputs_that_are_no_tensors_are_not_compared(quantizer: str, dynamic: b
     save_file(outputs, tmp_path / "outputs.safetensors")
     recorded = pt2qa.compare_deployed(made, batches, deployed=tmp_path / "outputs.safetensors")
     assert [row.name for row in recorded.outputs] == ["output[1]"]
+
+
+def test_a_metric_is_measured_of_every_model_that_runs(pair: pt2qa.QuantizedPair, folder: Path) -> None:
+    """It sees what each model returns, the program through ExecuTorch alone, and as the model returns it."""
+    x = images(4, seed=3)
+    seen: list[Tensor] = []
+
+    def largest(model: Any) -> float:
+        seen.append(model(x=x))
+        return seen[-1].max().item()
+
+    report = pt2qa.compare_deployed(pair, [images(4)], program=folder, metric=largest)
+    method = runtime().load_program(folder / "model.pte").load_method("forward")
+    with torch.no_grad():
+        expected = [residual()(x), pair.reference(x), pair.quantized(x), method.execute([x])[0]]
+    assert [row.name for row in report.stages if not math.isnan(row.value)] == [
+        *("eager", "prepared", "converted", "deployed")
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))
+    assert report.value == report.stages[-1].value == expected[-1].max().item()
+    assert "and largest:" in report.text()
+    gated = pt2qa.report.gate(report, require=[f"value>={report.value + 1}"])
+    assert not gated.passed
+
+
+def test_a_metric_sees_sizes_and_nested_outputs() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"rows": x.shape[0], "scores": (self.fc(x), x + 1)}
+
+    x = torch.linspace(-1, 1, 16).reshape(4, 4)
+    pair = pt2qa.quantize(pt2qa.capture(Sized().eval(), x), "xnnpack", [x], progress=False)
+    found: list[dict[str, Any]] = []
+
+    def rows(model: Any) -> float:
+        found.append(model(x))
+        return float(found[-1]["rows"])
+
+    report = pt2qa.compare_deployed(pair, [x], metric=rows, progress=False)
+    assert [row.value for row in report.stages if row.name != "capture"] == [4.0] * 4
+    assert torch.allclose(found[-1]["scores"][1], x + 1, atol=0.01)
+
+
+def test_recorded_outputs_have_no_metric(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
+    with pytest.raises(pt2qa.DeploymentError, match="recorded outputs cannot be run, so metric= has no model"):
+        pt2qa.compare_deployed(pair, [images(4)], deployed=tmp_path / "out.safetensors", metric=lambda model: 1.0)

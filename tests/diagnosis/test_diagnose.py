@@ -242,3 +242,25 @@ def test_findings_are_those_of_the_pair(net: nn.Module, data: Any) -> None:
     other = pt2qa.quantize(pt2qa.capture(nn.Linear(4, 2).eval(), torch.ones(1, 4)), "xnnpack", [torch.ones(1, 4)])
     with pytest.raises(pt2qa.SelectionError, match="findings: got those of another model"):
         pt2qa.diagnose(pair, data[1], findings=pt2qa.check(other, progress=False), **rules)
+
+
+def test_the_story_ends_on_the_kernels_of_the_new_pair(net: nn.Module, data: Any) -> None:
+    labels = [net(batch).argmax(1) for batch in data[1]]
+
+    def top1(model: Any) -> float:
+        right = sum(int((model(batch).argmax(1) == own).sum()) for batch, own in zip(data[1], labels, strict=True))
+        return right / 16
+
+    found = diagnosed(net, [batch * 0.02 for batch in data[0]], data[1], metric=top1, deployed=True)
+    before, after = (next(row for row in found.figures if row.name == name) for name in ("deployed", "deployed, after"))
+    again = pt2qa.compare_deployed(found.pair, data[1], metric=top1, progress=False)
+    assert (after.value, after.sqnr) == (again.value, again.sqnr)
+    assert before.value == found.reports["deployed"].value < 1.0
+    assert found.story.endswith(f" -> with the remedy 1 top1 -> on the kernels {after.value:g} top1")
+    told = pt2qa.diagnose(
+        pt2qa.quantize(pt2qa.capture(net, data[1][0]), "xnnpack", [batch * 0.02 for batch in data[0]], progress=False),
+        data[1],
+        deployed=found.reports["deployed"],
+        progress=False,
+    )
+    assert " -> on the kernels " in told.story.split(" -> with the remedy ")[0]

@@ -108,7 +108,7 @@ def test_sums_that_saturate_explain_half_of_what_kernels_cost_or_their_ops_are_l
     judge = Judge(pair, data, None, "diagnose")
     stages = [SimpleNamespace(name="converted", sqnr=30.0), SimpleNamespace(name="deployed", sqnr=20.0)]
     report = SimpleNamespace(stages=stages, suspects=[SimpleNamespace(name="linear", isolated_max_lsb=3.0)])
-    program = SimpleNamespace(sqnr=lambda treatment: narrower if treatment.options else 29.0)
+    program = SimpleNamespace(backend=None, sqnr=lambda treatment: narrower if treatment.options else 29.0)
     found = list(_costly(Case(pair, judge, data, judge.outcome(Treatment())), cast(Any, report), cast(Any, program)))
     assert [(each.cause, each.gain) for each in found] == [
         ("saturation", narrower - 20.0),

@@ -54,14 +54,14 @@ def tests_for(mutation: Mutation, known: dict[str, Lines]) -> tuple[list[str], f
 
 
 def verdicts(
-    chosen: Sequence[Mutation], known: dict[str, Lines], processes: int
+    chosen: Sequence[Mutation], known: dict[str, Lines], processes: int, instead: list[str] | None = None
 ) -> Iterator[tuple[Mutation, list[str], Verdict]]:
     """What becomes of each fault, and the tests that run its line, as they end; so many run side by side."""
     waiting, running = list(reversed(chosen)), list[tuple[Mutation, list[str], Fork]]()
     while waiting or running:
         while waiting and len(running) < processes:
             mutation = waiting.pop()
-            tests, seconds = tests_for(mutation, known)
+            tests, seconds = (instead, SLOW) if instead else tests_for(mutation, known)
             if not tests:
                 yield mutation, tests, "survived"
                 continue
@@ -80,18 +80,20 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, metavar="N", help="how many mutants")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--only", default="", metavar="PATH", help="a folder or file, such as pt2qa/_layers")
+    parser.add_argument("--line", type=int, metavar="N", help="only the faults of this line of the file")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="run these instead of all that run the line")
     parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutants", help="folder of the tests' lines")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="side by side")
     given = parser.parse_args()
     os.chdir(ROOT)
     rooms = [room for room in ROOMS if given.only.startswith(room) or room.startswith(given.only)]
-    found = [each for each in candidates(rooms) if each.path.startswith(given.only)]
+    found = [each for each in candidates(rooms) if each.path.startswith(given.only) and given.line in (None, each.line)]
     chosen = random.Random(given.seed).sample(found, min(given.count, len(found)))
     warm()
-    known = lines_of(every_test(ROOT), given.lines, given.processes)
+    known = {} if given.tests else lines_of(every_test(ROOT), given.lines, given.processes)
     counts: Counter[str] = Counter()
     bar = tqdm(total=len(chosen), desc="mutants")
-    for mutation, tests, verdict in verdicts(chosen, known, given.processes):
+    for mutation, tests, verdict in verdicts(chosen, known, given.processes, given.tests):
         counts[verdict] += 1
         bar.update()
         bar.set_postfix(counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pt2qa._deployed.analysis import compare_deployed
@@ -19,37 +19,46 @@ from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 
 
-def kernels(case: Case, backend: Any) -> tuple[DeployedReport, list[Hypothesis]]:
-    """The comparison, and where kernels cost much, the best remedy; none is tried if ``backend`` is a report."""
-    if isinstance(backend, DeployedReport):
-        return backend, list(_costly(case, backend, None))
-    program = _Program(case, backend)
-    report = program.compared(case.pair)
-    found = list(_costly(case, report, program))
-    return report, [max(found, key=lambda each: each.gain or 0.0)] if found else []
-
-
 @dataclass(frozen=True)
-class _Program:
+class Kernels:
+    """The programs of pairs, each lowered and compared once; ``backend`` is a report where none is to be lowered."""
+
     case: Case
     backend: Any
+    known: list[tuple[QuantizedPair, DeployedReport]] = field(default_factory=list)
 
-    def compared(self, pair: QuantizedPair) -> DeployedReport:
-        data = self.case.data
-        return compare_deployed(
-            pair,
-            data.batches,
-            backend=self.backend,
-            inputs_of=data.inputs_of,
-            mask=data.mask,
-            progress=self.case.data.progress,
-        )
+    def hypotheses(self) -> list[Hypothesis]:
+        """Where kernels cost much, the best remedy; none is tried without lowering."""
+        found = list(_costly(self.case, self.of(self.case.pair), self))
+        return found if isinstance(self.backend, DeployedReport) else sorted(found, key=_gain)[-1:]
+
+    def of(self, pair: QuantizedPair) -> DeployedReport:
+        if isinstance(self.backend, DeployedReport):
+            return self.backend
+        report = next((report for each, report in self.known if each is pair), None)
+        if report is None:
+            data = self.case.data
+            report = compare_deployed(
+                pair,
+                data.batches,
+                backend=self.backend,
+                metric=self.case.judge.metric,
+                inputs_of=data.inputs_of,
+                mask=data.mask,
+                progress=data.progress,
+            )
+            self.known.append((pair, report))
+        return report
 
     def sqnr(self, treatment: Treatment) -> float:
-        return self.compared(self.case.judge.applied(treatment)).sqnr
+        return self.of(self.case.judge.applied(treatment)).sqnr
 
 
-def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Iterator[Hypothesis]:
+def _gain(hypothesis: Hypothesis) -> float:
+    return hypothesis.gain or 0.0
+
+
+def _costly(case: Case, report: DeployedReport, program: Kernels) -> Iterator[Hypothesis]:
     by_name = {row.name: row for row in report.stages}
     if not report.suspects or "converted" not in by_name or "deployed" not in by_name:
         return
@@ -68,7 +77,7 @@ def _costly(case: Case, report: DeployedReport, program: _Program | None) -> Ite
         treatment=Treatment(),
         gain=math.nan,
     )
-    if program is None or case.judge.recipe is None:
+    if isinstance(program.backend, DeployedReport) or case.judge.recipe is None:
         yield costly
         return
     if case.options.get("reduce_range") is False:  # sums of products of 7 bits stay within 16

@@ -1,0 +1,103 @@
+"""``pt2qa fix``: from a flow to a model that is better on its kernels, and code that quantizes it so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import pt2qa
+import pt2qa_xnnpack.backend
+from examples import digits
+from pt2qa.cli import main
+from pt2qa.report import DeployedReport, Diagnosis
+
+DEMO = f"{Path(digits.__file__)}:mistaken"
+FLOW = """
+import torch
+from tests.models import Linears
+NAMES = ("model", "example_inputs", "batches")
+def flow():
+    torch.manual_seed(0)
+    return Linears().eval(), torch.zeros(4, 16), [torch.randn(4, 16) for _ in range(3)]
+"""
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="pt2qa", env={"COLUMNS": "100"})
+
+
+@pytest.fixture(autouse=True)
+def _path() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("fix") / "demo"
+    return folder, run("fix", DEMO, "-q", "xnnpack", "-o", folder)
+
+
+def test_the_demo_is_fixed_and_proved_on_the_kernels(demo: tuple[Path, Result]) -> None:
+    folder, result = demo
+    assert result.exit_code == 0, result.output
+    diagnosis, deployed = (pt2qa.load(folder / f"{name}.safetensors") for name in ("diagnosis", "deployed"))
+    assert isinstance(diagnosis, Diagnosis)
+    assert isinstance(deployed, DeployedReport)
+    assert diagnosis.rows[0].cause == "wide-calibration"
+    values = {row.name: row.value for row in deployed.stages}
+    assert diagnosis.figures[0].value < values["eager"] - 2
+    assert deployed.value > values["eager"] - 1
+    assert f"accuracy: eager {values['eager']:.4g} -> " in result.stdout
+    assert "1. wide-calibration at pictures" in result.stdout
+    assert "calibrate on data like the evaluation data" in result.stderr
+    assert (folder / "program" / "model.pte").exists()
+    assert "wide-calibration" in (folder / "report.html").read_text()
+    assert result.stderr.splitlines()[-1].startswith(f"pt2qa gate {folder / 'deployed.safetensors'} --require 'value>=")
+
+
+def test_its_code_quantizes_the_model_so(demo: tuple[Path, Result]) -> None:
+    folder, _ = demo
+    spec = importlib.util.spec_from_file_location("fixed_quantizer", folder / "quantizer.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = digits.mistaken()
+    shapes = ({0: torch.export.Dim("pictures")},)
+    net = module.quantize(given["model"], (given["example_inputs"],), given["evaluation"], dynamic_shapes=shapes)
+    values = {row.name: row.value for row in pt2qa.load(folder / "deployed.safetensors").stages}
+    assert given["metric"](net) == pytest.approx(values["converted"])
+
+
+def test_a_target_takes_ops_out_of_int8_and_json_says_all(tmp_path: Path) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text(FLOW)
+    result = run("fix", flow, "-q", "xnnpack", "-o", tmp_path / "fixed", "--target", "sqnr>=45", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [each["kind"] for each in document["reports"]] == ["diagnosis", "layers", "deployed"]
+    assert document["reports"][-1]["numbers"]["sqnr"] > 45
+    plan = pt2qa.OverridePlan.load(tmp_path / "fixed" / "plan.json")
+    assert any(edit.kind == "float" for edit in plan.edits)
+
+
+def test_what_is_not_reached_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text(f"{FLOW}\ndef measured():\n    return dict(zip(NAMES, flow())) | {{'metric': lambda model: 0.5}}")
+    monkeypatch.setattr(pt2qa_xnnpack.backend.XNNPACKBackend, "missing", lambda self: "no runtime")
+    result = run("fix", f"{flow}:measured", "-q", "xnnpack", "-o", tmp_path / "fixed", "--target", "0.9")
+    assert result.exit_code == 1, result.output
+    assert "the target is not met: " in result.stderr
+    assert (tmp_path / "fixed" / "reconfiguration.safetensors").exists()
+    assert "not run on kernels: " in result.stderr
+    assert not (tmp_path / "fixed" / "program").exists()
+    assert (tmp_path / "fixed" / "quantizer.py").exists()
