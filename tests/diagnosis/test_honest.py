@@ -106,6 +106,16 @@ def test_outputs_in_small_units_are_treated_together() -> None:
     assert on_third(pair, found, samples(3))[0] > 10
 
 
+def test_weights_at_the_observers_eps_are_not_another_scheme() -> None:
+    model = linears(16, 32, 8)
+    model[0].weight.data /= 300  # type: ignore[operator]
+    sets = [[300 * batch for batch in samples(number)] for number in range(4)]
+    pair = quantized(model, "x86", [1.5 * batch for batch in sets[0]])
+    found = diagnosed(pair, sets[1], sets[2])
+    assert (found.rows[0].cause, found.rows[0].name, found.rows[0].others) == ("observer", "0/linear", ())
+    assert on_third(pair, found, sets[3])[0] > 3
+
+
 def test_levels_that_a_spec_leaves_unused_are_found() -> None:
     spec = QuantizationSpec(torch.int8, MinMaxObserver, -64, 63, torch.per_tensor_affine)
     wide = [1.5 * batch for batch in samples(0)]

@@ -15,7 +15,7 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import calibration
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
 from pt2qa._diagnosis.hypotheses.deployed import _costly
-from pt2qa._diagnosis.hypotheses.sites import _lowest, in_float
+from pt2qa._diagnosis.hypotheses.sites import _lowest, floored, in_float
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._simulator.data import Data
@@ -114,3 +114,14 @@ def test_sums_that_saturate_explain_half_of_what_kernels_cost_or_their_ops_are_l
         ("saturation", narrower - 20.0),
         ("deployed-kernel", 9.0),
     ][:causes]
+
+
+@pytest.mark.parametrize(("unit", "names"), [(0.0155, ["input"]), (0.0157, [])])
+def test_a_scale_is_at_the_observers_eps_where_that_costs_a_bit(unit: float, names: list[str]) -> None:
+    x = unit * torch.linspace(-1, 1, 64).reshape(8, 8)
+    pair, data = quantized_pair(nn.Linear(8, 8), x, "xnnpack"), Data("batches", [x])
+    assert pair.sites[0].params.scale == 2**-12
+    assert (2 * unit < 255 * 2**-12 / 2) == bool(names)
+    judge = Judge(pair, data, None, "diagnose")
+    found = floored(Case(pair, judge, data, judge.outcome(Treatment())))
+    assert [each.name for each in found] == names

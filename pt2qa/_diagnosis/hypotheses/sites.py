@@ -75,7 +75,7 @@ def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
 def floored(case: Case) -> Iterator[Hypothesis]:
     """Sites whose scale is the smallest that an observer gives, where their values need a smaller one."""
     instead = {**case.fitted, **case.fitted_weights}
-    low = [site.index for site in case.pair.sites if site.index in instead and _is_floored(case, site)]
+    low = [site.index for site in case.pair.sites if site.index in instead and is_floored(case, site)]
     if low:
         site = case.pair.sites[max(low, key=case.noise)]
         found = Hypothesis(
@@ -102,19 +102,16 @@ def _is_at_floor(scale: float | Tensor) -> bool:
     return float(torch.as_tensor(at_floor).double().mean()) > 0.5
 
 
-def _is_floored(case: Case, site: Site) -> bool:
+def is_floored(case: Case, site: Site) -> bool:
+    """Whether a scale is the smallest that an observer gives, and costs at least a bit."""
     return site.params.scale is not None and _is_at_floor(site.params.scale) and _needs_less(case, site.index)
 
 
 def _needs_less(case: Case, index: int) -> bool:
-    """Whether the values of a site with the smallest scale reach only a small part of its integers."""
+    """Whether the values of a site and zero span less than half of its integers; a weight's, on both sides of it."""
     site, constant = case.pair.sites[index], case.constants.get(index)
-    if constant is not None:
-        largest = float(constant.reference.abs().max())
-    else:
-        low, high = case.ranges[index].whole
-        largest = max(-low, high)
-    return 0 < largest < site.params.largest_scale * (site.params.quant_max - site.params.quant_min) / 8
+    low, high = case.ranges[index].whole if constant is None else (0.0, 2 * float(constant.reference.abs().max()))
+    return 0 < max(high, 0) - min(low, 0) < site.params.largest_scale * _steps(site) / 2
 
 
 def unused_levels(case: Case) -> Iterator[Hypothesis]:
@@ -154,7 +151,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
     unfit = [
         site.index
         for site in case.static_sites
-        if _is_unfit(case, site) and not _is_as_calibrated(case, site) and not _is_floored(case, site)
+        if _is_unfit(case, site) and not _is_as_calibrated(case, site) and not is_floored(case, site)
     ]
     worst = case.ranked(unfit, case.excess)
     shared = [site for site in worst if _sharers(case, site)]

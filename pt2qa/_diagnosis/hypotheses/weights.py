@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
-from pt2qa._diagnosis.hypotheses.sites import has_unused_levels, with_own_scales
+from pt2qa._diagnosis.hypotheses.sites import has_unused_levels, is_floored, with_own_scales
 from pt2qa._report.formats import number
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.roundings import fitted_weight, rounding
@@ -50,9 +50,11 @@ def coarse(case: Case) -> Iterator[Hypothesis]:
 
 
 def _is_coarse(case: Case, index: int) -> bool:
-    """Whether a weight's own rounding error is clearly larger than it need be; not if it is another weight."""
+    """Whether a weight's rounding error is far larger than it need be, and neither another weight nor eps is why."""
     constant = case.constants[index]
     site = case.pair.sites[index]
+    if is_floored(case, site):
+        return False
     own, fitted = (
         weight_sums(constant.reference, value, None).total.noise
         for value in (constant.by_rows, case.fitted_weights[index].value(constant.reference))

@@ -177,10 +177,16 @@ class Trial:
         out.within = _within(rows, out.measured)
 
     def _changed(self, out: Outcome, seed: int, state: str, found: pt2qa.Diagnosis) -> None:
-        """Diagnoses again after the harmless change; right is what says the same."""
+        """Diagnoses again after the harmless change; right is what says the same.
+
+        Units are not harmless where an observer's smallest scale, its eps, is too large for them.
+        """
         bed, _ = self._bed(out, seed, state, [True] * len(self.kinds))
         HARMLESS[self.harmless](bed, random.Random(state))
-        other = _diagnosed(bed, bed.pair())
+        pair = bed.pair()
+        if abs(bed.quality(pair.quantized) - out.faulty) > LEAST_LOSS:
+            raise UnfitError
+        other = _diagnosed(bed, pair)
         out.right = [(row.cause, row.name) for row in other.rows] == [(row.cause, row.name) for row in found.rows]
         if not out.right:
             out.said += " -> " + (", ".join(f"{row.cause} {row.name}" for row in other.rows) or "nothing")
