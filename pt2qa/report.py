@@ -29,8 +29,8 @@ from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._report.base import DataReport, ModelReport, Report
 from pt2qa._report.columns import column, derived
-from pt2qa._report.diff import diff
-from pt2qa._report.diff_report import Change, DiffRow, ReportDiff
+from pt2qa._report.diff import diff, history
+from pt2qa._report.diff_report import BuildRow, Change, DiffRow, ReportDiff
 from pt2qa._report.gating.result import GateCheck, GateResult
 from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
@@ -84,6 +84,7 @@ __all__ = [
     "RuleOutcome",
     "Candidate",
     "CandidateRow",
+    "BuildRow",
     "DiffRow",
     "Change",
     "ProfileRow",
@@ -108,6 +109,7 @@ __all__ = [
     "save",
     # an old report and a new one
     "diff",
+    "history",
     "gate",
     "GateCheck",
     "GateResult",

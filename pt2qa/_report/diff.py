@@ -5,14 +5,15 @@ What is compared is a measure: a column of one of the tables, ``isolated_sqnr`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from math import inf, isnan, nan
 from typing import Any, Final, get_type_hints
 
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import Column, cell, column_called, columns_of, fields_of, tables_of
-from pt2qa._report.diff_report import Change, DiffRow, ReportDiff, Status
+from pt2qa._report.diff_report import BuildRow, Change, DiffRow, ReportDiff, Status
 from pt2qa._report.formats import shorten
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
@@ -195,6 +196,42 @@ def diff(old: Report, new: Report, *, by: str | None = None, tolerance: float | 
         model=str(getattr(new, "model", "")),
         environment=new.environment if hasattr(new, "environment") else Environment.here(""),
     )
+
+
+def history(reports: Mapping[str, Report], *, by: str | None = None, tolerance: float | None = None) -> ReportDiff:
+    """What changed over several reports of one kind, oldest first: from build to build, and from the first to the last.
+
+    Args:
+        reports: by the name of the build, two or more.
+        by: the measure, as for :func:`diff`.
+        tolerance: change up to which a number counts as unchanged, as for :func:`diff`.
+
+    Returns:
+        The comparison of the first with the last, with a row for each in ``builds``.
+
+    Raises:
+        ReportError: as of :func:`diff`, or there are fewer than two reports.
+    """
+    if len(reports) < 2:
+        raise ReportError(f"a history needs two reports or more, got {len(reports)}")
+    (first, *_, last), names = reports.values(), list(reports)
+    builds = [_build(names[0], first, None)]
+    for name, (old, new) in zip(names[1:], pairwise(reports.values()), strict=True):
+        builds.append(_build(name, new, diff(old, new, by=by, tolerance=tolerance)))
+    return replace(diff(first, last, by=by, tolerance=tolerance), builds=tuple(builds))
+
+
+def _build(name: str, report: Report, changed: ReportDiff | None) -> BuildRow:
+    judged = next((name for name, column in report.numbers().items() if column.judged), None)
+    value = nan if judged is None else float(getattr(report, judged))
+    if changed is None:
+        return BuildRow(name, value, nan, 0, 0, "", nan, "")
+    figure = next((row.change for row in changed.figures if judged in (row.name, row.role)), nan)
+    lost = max(changed.having("worse"), key=lambda row: row.loss, default=None)
+    worse, better = len(changed.having("worse")), len(changed.having("better"))
+    different = few([f"{each.name} {each.before} → {each.after}" for each in changed.changes])
+    row, loss = ("", nan) if lost is None else (lost.place, lost.loss)
+    return BuildRow(name, value, figure, worse, better, row, loss, different)
 
 
 def _tolerance(unit: str) -> float:

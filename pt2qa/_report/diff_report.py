@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan, nan
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pt2qa._report.base import Block, ModelReport, Report
+from pt2qa._report.base import Block, ModelReport, Report, Table
+from pt2qa._report.charts import along
 from pt2qa._report.columns import Column, column
 from pt2qa._report.formats import decibel, exact, number
 from pt2qa._report.prose import counted, few
@@ -72,11 +73,35 @@ class Change:
     after: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildRow(Row):
+    """One of several reports in time, against the one before.
+
+    Args:
+        name: of the build: its folder, or its file.
+        value: the first number of the whole report that is judged, such as its SQNR; nan without one.
+        change: of that number; nan at the first.
+        worse, better: how many rows are, by more than the tolerance.
+        row: the row that lost most; empty if none did.
+        loss: how much, in the unit of the measure; nan if none did.
+        different: what else changed, such as a version.
+    """
+
+    name: Annotated[str, column("build", key=True, importance=0)]
+    value: Annotated[float, column(importance=0)]
+    change: Annotated[float, column(importance=1)]
+    worse: Annotated[int, column(importance=2)]
+    better: Annotated[int, column(importance=4)]
+    row: Annotated[str, column("lost most", importance=2, shrinks_to=16)]
+    loss: Annotated[float, column(importance=3)]
+    different: Annotated[str, column(importance=5, shrinks_to=16)]
+
+
 _ORDER: Final = ("worse", "changed", "gone", "new", "better")
 """The statuses that ``worst`` shows, in this order."""
 
 
-@register("diff", schema=2)
+@register("diff", schema=3, oldest=2)
 @dataclass(frozen=True, slots=True, repr=False)
 class ReportDiff(ModelReport):
     """What changed from an old report to a new one of the same kind, row by row.
@@ -96,6 +121,7 @@ class ReportDiff(ModelReport):
             ``unknown`` for a user's metric that does not say; empty for texts, and for yes and no.
         unit: of the measure: ``dB`` or empty.
         tolerance: change up to which a number counts as unchanged, in that unit.
+        builds: all reports in time, where there are more than two; see :func:`pt2qa.report.history`.
     """
 
     ties: ClassVar[str] = "loss"
@@ -108,6 +134,7 @@ class ReportDiff(ModelReport):
     worst_is: str
     unit: str
     tolerance: float
+    builds: Annotated[tuple[BuildRow, ...], column(since=3)] = ()
 
     def having(self, status: Status) -> tuple[DiffRow, ...]:
         """The rows of one status, in order."""
@@ -143,7 +170,17 @@ class ReportDiff(ModelReport):
         counts["without a number before and now"] = silent
         return [f"Of {total}: {', '.join(f'{count} {status}' for status, count in counts.items() if count)}."]
 
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """Quality from build to build."""
+        about = "The first number of each report that is judged, from the oldest build to the newest."
+        drawn = along("Builds", about, [("value", "value")], unit=self.unit)
+        return [drawn | {"table": "builds"}] if self.builds else []
+
     def _before(self) -> Iterator[Block]:
+        if self.builds:
+            yield Table(
+                self.shown("builds"), self.builds, f"Builds; below, {self.builds[0].name} → {self.builds[-1].name}"
+            )
         yield _lines("Whole report", [_figure_line(row) for row in self.figures])
         yield _lines("Also different", [f"{each.name}: {each.before} → {each.after}" for each in self.changes])
 

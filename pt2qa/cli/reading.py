@@ -117,6 +117,36 @@ def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **
 
 
 @main.command()
+@click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
+@click.option("--by", metavar="COLUMN", help="What to compare, as in pt2qa diff.")
+@options.output("--html", "page", help="Also write it as an HTML page.")
+@options.prints_report
+@options.file
+def history(
+    reports: Sequence[Path], by: str | None, page: Path | None, file: Path | None, printing: options.Printing
+) -> None:
+    """Show how report files of one kind changed from build to build, oldest first.
+
+    Builds are called by their folder, or by the file where a folder has several. For each: the number of the whole
+    report, how many rows got worse and better, the row that lost most, and what else changed, such as a version; then
+    what changed from the first to the last, worst first.
+
+    \b
+      pt2qa history builds/*/xnnpack-layers.safetensors
+      pt2qa history builds/*/deployed.safetensors --by outputs.deployed_sqnr --html history.html
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa import report
+    from pt2qa._report.html import write_html
+
+    folders = [path.resolve().parent.name for path in reports]
+    alone = len({*folders}) == len(folders)
+    found = {(name if alone else str(path)): report.load(path) for name, path in zip(folders, reports, strict=True)}
+    made = report.history(found, by=by)
+    write(page, functools.partial(write_html, [made]))
+    printing.show(made, file)
+
+
+@main.command()
 @click.argument("report", type=InputFile(path_type=Path))
 @click.option(
     "--require",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import inf, isnan, nan
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import pt2qa
+from pt2qa.cli import main
 from pt2qa.errors import ReportError
 from pt2qa.report import (
     BadCases,
@@ -27,6 +30,7 @@ from pt2qa.report import (
     Stage,
     StoredCase,
     diff,
+    history,
     load,
 )
 from tests.report.conftest import HERE
@@ -433,3 +437,45 @@ def test_the_worse_way_and_the_unit_of_a_column(layers, column, smaller, unit):
     assert isinstance(layers, Report)
     found = layers.column(column)
     assert (found.worse == "smaller", found.unit) == (smaller, unit)
+
+
+def test_a_history_goes_from_build_to_build_and_from_the_first_to_the_last(layers, newer):
+    last = replace(newer, rows=layers.rows[:5] + newer.rows[5:])
+    found = history({"mon": layers, "tue": newer, "wed": last})
+    pairwise = [diff(layers, newer), diff(newer, last)]
+    mon, tue, wed = found.builds
+    assert [each.value for each in found.builds] == [layers.sqnr, newer.sqnr, last.sqnr]
+    assert isnan(mon.change)
+    assert (tue.change, wed.change) == (newer.sqnr - layers.sqnr, 0.0)
+    for build, changed in zip((tue, wed), pairwise, strict=True):
+        counts = [sum(row.status == status for row in changed.rows) for status in ("worse", "better")]
+        assert [build.worse, build.better] == counts
+    assert (tue.row, tue.loss) == (layers.rows[3].name, 12.5)
+    assert "torch 2.13.0 → 2.14.0" in tue.different
+    assert (wed.row, wed.different) == ("", "")
+    assert isnan(wed.loss)
+    assert found.rows == diff(layers, last).rows
+    assert "Builds; below, mon → wed" in found.text()
+    with pytest.raises(ReportError, match="two reports or more, got 1"):
+        history({"mon": layers})
+
+
+def test_builds_are_called_by_their_folder_or_by_the_file(layers, newer, tmp_path):
+    files = []
+    for name, report in (("1", layers), ("2", newer), ("3", layers)):
+        (tmp_path / name).mkdir()
+        files.append(tmp_path / name / "layers.safetensors")
+        report.save(files[-1])
+    page, kept = tmp_path / "page.html", tmp_path / "history.safetensors"
+    arguments = ["history", *map(str, files), "--html", str(page), "-o", str(kept), "--width", "200"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert [each.name for each in load(kept).builds] == ["1", "2", "3"]
+    assert load(kept) == history({"1": layers, "2": newer, "3": layers})
+    assert '"title":"Builds"' in page.read_text().replace(": ", ":")
+    newer.save(tmp_path / "1" / "other.safetensors")
+    both = CliRunner().invoke(main, ["history", str(files[0]), str(tmp_path / "1" / "other.safetensors"), "--json"])
+    assert [each["name"] for each in json.loads(both.stdout)["reports"][0]["tables"]["builds"]] == [
+        str(files[0]),
+        str(tmp_path / "1" / "other.safetensors"),
+    ]
