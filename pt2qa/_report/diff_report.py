@@ -174,7 +174,7 @@ class ReportDiff(ModelReport):
         """Quality from build to build."""
         about = "The first number of each report that is judged, from the oldest build to the newest."
         drawn = along("Builds", about, [("value", "value")], unit=self.unit)
-        return [drawn | {"table": "builds"}] if self.builds else []
+        return [drawn | {"table": "builds", "x_title": "builds"}] if self.builds else []
 
     def _before(self) -> Iterator[Block]:
         if self.builds:
@@ -195,7 +195,8 @@ class ReportDiff(ModelReport):
             return column
         show = decibel if self.unit == "dB" else number
         shown = partial(_signed, show) if column.name == "change" else show
-        return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit)
+        worse = "smaller" if column.name != "change" and self.worst_is == "smallest" else column.worse
+        return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit, worse=worse)
 
     def _summary(self) -> Sequence[str]:
         """Which rows to look at, by status."""

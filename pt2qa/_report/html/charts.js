@@ -137,11 +137,11 @@ class Chart {
     const x = scale(0, Math.max(count - 1, 1), MARGIN.left + 4, this.width - MARGIN.right - 4);
     const y = scale(low, high, this.height - MARGIN.bottom, MARGIN.top);
     this.axisY(y, ticks(low, high, 6));
-    this.axisX(x, [], "layers, in graph order");
+    this.axisX(x, [], this.data.x_title || "layers, in graph order");
     this.add("text", { x: 0, y: MARGIN.top + 4 }, this.data.unit);
     this.add("line", { class: "dash", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y(this.data.line), y2: y(this.data.line) });
     const xs = [...Array(count).keys()];
-    const series = all.map((ys, i) => ({ xs, ys, line: ["sqnr", "deployed_sqnr"].includes(columns[i].key) }));
+    const series = all.map((ys, i) => ({ xs, ys, line: ["sqnr", "deployed_sqnr", "value"].includes(columns[i].key) }));
     const describe = i => [textOf(name, i), ...columns.map((column, s) => `${this.data.series[s][1]}: ${textOf(column, i)} ${this.data.unit}`)].join("\n");
     this.plot(x, y, series, describe, i => table.reveal(i));
   }

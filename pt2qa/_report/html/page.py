@@ -116,7 +116,7 @@ def _column(column: Column, rows: Sequence[Any], shown: bool) -> dict[str, Any]:
         "number": bool(cells) and all(isinstance(value, (int, float)) for value in cells),
         "shown": shown and set(texts) != {"nan"},
         "worse": column.worse,
-        "low": LOW_SQNR if column.unit == "dB" else None,
+        "low": LOW_SQNR if column.unit == "dB" and column.worse == "smaller" else None,
         "values": values,
         "texts": None if texts == values else texts,
     }
