@@ -76,6 +76,9 @@ class Search:
             return
         if self._enough(case.now):
             self._take(always)
+            case.notes += [
+                f"{each.sentence}, though the target is met: {each.evidence}" for each in calibration.inputs(case)
+            ]
             return
         self._bound()
         own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)

@@ -88,7 +88,8 @@ class _Fix:
             pair, self.batches, metric=metric, target=self.target, repairs=None, mask=self.flow.mask, verify_code=False
         )
         self.keep("diagnosis", found, shown=False)
-        click.echo("\n".join([*found.lines(), *(line for row in found.rows for line in explained(row, found.unit))]))
+        causes = [line for row in found.rows for line in explained(row, found.unit)]
+        click.echo("\n".join([*found.lines(), *causes, *(f"Note: {note}" for note in found.notes)]))
         reached = found.met != 0
         try:
             pair, reached = found.pair, found.search_target is None

@@ -264,3 +264,11 @@ def test_the_story_ends_on_the_kernels_of_the_new_pair(net: nn.Module, data: Any
         progress=False,
     )
     assert " -> on the kernels " in told.story.split(" -> with the remedy ")[0]
+
+
+def test_calibration_in_another_unit_is_told_where_the_target_is_met_all_the_same(net: nn.Module, data: Any) -> None:
+    met = diagnosed(net, [16 * batch for batch in data[0]], data[1], target=1.0)
+    assert met.rows == ()
+    (told,) = [note for note in met.notes if "in another unit than the data in use, though the target is met" in note]
+    assert "in the calibration data are 16" in told
+    assert not any("another unit" in note for note in diagnosed(net, *data, target=1.0).notes)
