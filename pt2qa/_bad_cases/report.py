@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy.typing as npt
 
+from pt2qa._bad_cases.pictures import chart_of
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, check_structure, rebuild
-from pt2qa._report.base import Block, Listing, ModelReport
+from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.columns import Column, Count, column
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
@@ -146,6 +147,12 @@ class BadCases(ModelReport):
 
     def _rebuilt(self, case: StoredCase) -> Any:
         return rebuild(case.structure, (case.batch, case.sample), self.inputs, case.repeats, max(self.batch_axis, 0))
+
+    def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
+        """The worst samples of the first ranking, as far as they are pictures, waveforms or tokens."""
+        rows = self.worst() if self.rankings else ()
+        unit = UNITS.get(rows[0].metric, "") if rows else ""
+        return chart_of(rows, self.cases, self.inputs, max(self.batch_axis, 0), unit)
 
     def _headline(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -80,7 +80,14 @@ def png(drawing: Drawing) -> tuple[bytes, int, int]:
 def draw(drawing: Drawing, ax: Axes) -> Axes:
     """Draw a chart on axes, and return them."""
     ax.set_title(_text(drawing.title))
-    kinds = {"along": _along, "curve": _curve, "bars": _bars, "histogram": _histogram, "heat": _heat}
+    kinds = {
+        "along": _along,
+        "curve": _curve,
+        "bars": _bars,
+        "histogram": _histogram,
+        "heat": _heat,
+        "samples": _samples,
+    }
     kinds[drawing.chart["kind"]](drawing.chart, drawing.rows, ax)
     if ax.get_legend_handles_labels()[1]:
         ax.legend()
@@ -162,6 +169,24 @@ def _heat(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
     ax.set_xticks(list(shown), [_text(chart["blocks"][i]) for i in shown])
     ax.set_yticks(range(len(chart["ops"])), list(map(_name, chart["ops"])), fontsize="x-small")
     ax.set_xlabel("block")
+
+
+def _samples(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
+    samples = chart["samples"]
+    for left, each in enumerate(samples):
+        if "png" in each:
+            from matplotlib.image import imread
+
+            pixels = imread(io.BytesIO(b64decode(each["png"])))
+            ax.imshow(pixels, cmap="gray", extent=(left + 0.05, left + 0.95, 0, 1), interpolation="nearest")
+        elif "line" in each:
+            ax.plot([left + 0.05 + 0.9 * at / (len(each["line"]) - 1) for at in range(len(each["line"]))], each["line"])
+        else:
+            ax.text(left + 0.05, 0.5, _text(each["text"]), fontsize="xx-small", wrap=True)
+    ax.set(xlim=(0, len(samples)), ylim=(0, 1), aspect="equal", yticks=[])
+    ax.set_xticks(
+        [left + 0.5 for left in range(len(samples))], [_text(each["label"]) for each in samples], fontsize="xx-small"
+    )
 
 
 def notebook_html(report: Any) -> str:

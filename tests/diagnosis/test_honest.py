@@ -175,3 +175,17 @@ def test_weights_that_are_all_others_are_one_row_whose_remedy_was_played() -> No
     assert changed == [found.rows[0]]
     assert "another checkpoint" in changed[0].remedy
     assert changed[0].gain > 10
+
+
+def test_one_corrupt_batch_is_the_cause_where_other_observers_gain_more_than_other_data() -> None:
+    """A histogram clips: without the batch, and without clipping, is better than either, and as good as other data."""
+    sets = [samples(number, 6) for number in range(4)]
+    sets[0][4] = sets[0][4].clone()
+    sets[0][4][1] *= 20
+    pair = quantized(linears(16, 32, 8), "x86", sets[0])
+    found = diagnosed(pair, sets[1], sets[2])
+    assert found.rows[0].cause == "calibration-outlier"
+    assert "drop batch 4" in found.rows[0].remedy
+    tried = [row for row in (*found.rows, *found.tried) if row.cause == "calibration-outlier"]
+    assert [row.remedy.endswith("with min-max observers") for row in tried].count(True) == 1
+    assert on_third(pair, found, sets[3])[0] > 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -46,7 +47,8 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     if recipe is None or recipe.data is None or not seen:
         return
     freaks = dict(_outliers(case, recipe.data, seen))
-    yield from freaks.values()
+    for freak in freaks.values():
+        yield from _by_observers(case, freak, ", with min-max observers")
     seen = {site: each.left_without(freaks) for site, each in seen.items()}
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
@@ -77,15 +79,19 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
 
 def _on_data_in_use(case: Case, **given: Any) -> Iterator[Hypothesis]:
     """Calibration on the data that analyses read, with the quantizer's observers, and with those of all values."""
-    observers = () if case.annotations is None else observing(case.annotations, "minmax")
-    for edits in dict.fromkeys(((), observers)):
-        yield Hypothesis(
-            remedy="calibrate on data like the model's inputs in use, with the same preprocessing"
-            f"{' and min-max observers' if edits else ''}: "
-            f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})",
-            treatment=Treatment(data=case.data, edits=edits),
-            **given,
-        )
+    remedy = "calibrate on data like the model's inputs in use, with the same preprocessing"
+    treatment = Treatment(data=case.data)
+    found = Hypothesis(remedy=remedy, treatment=treatment, **given)
+    for each in _by_observers(case, found, " and min-max observers"):
+        yield replace(each, remedy=f"{each.remedy}: pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})")
+
+
+def _by_observers(case: Case, found: Hypothesis, how: str) -> Iterator[Hypothesis]:
+    """The same, and with observers that keep all values, as the remedy says at its end."""
+    yield found
+    if observers := () if case.annotations is None else observing(case.annotations, "minmax"):
+        treatment = replace(found.treatment, edits=observers)
+        yield replace(found, remedy=f"{found.remedy}{how}", treatment=treatment)
 
 
 def is_of_another_kind(case: Case, seen: Mapping[int, Observed]) -> bool:

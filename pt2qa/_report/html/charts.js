@@ -53,7 +53,7 @@ class Chart {
 
   legend() {
     const { kind, series } = this.data;
-    const names = { along: () => series.map(([, label]) => label), curve: () => series.map(([, label]) => label), histogram: () => series.map(each => each.side), bars: () => series || [], heat: () => [] }[kind]();
+    const names = { along: () => series.map(([, label]) => label), curve: () => series.map(([, label]) => label), histogram: () => series.map(each => each.side), bars: () => series || [], heat: () => [], samples: () => [] }[kind]();
     if (names.length < 2 && !this.data.grid) return "";
     const entries = names.map((name, i) => element("span", {}, element("i", { class: `s${i}` }), name));
     if (this.data.grid) entries.push(element("span", {}, `grid: ${this.data.grid.dtype}, step ${Number(this.data.grid.scale.toPrecision(4))}`));
@@ -191,6 +191,18 @@ class Chart {
   }
 
   // Op by block; the lower a number, the darker.
+  samples() {
+    const side = 112, cell = side + 16, across = Math.max(1, Math.floor(this.width / cell)), { samples } = this.data;
+    this.size(Math.ceil(samples.length / across) * (side + 30));
+    samples.forEach(({ label, png, line, text, width, height }, i) => {
+      const left = (i % across) * cell, top = Math.floor(i / across) * (side + 30), factor = side / Math.max(width, height);
+      if (png) this.add("image", { x: left, y: top, width: width * factor, height: height * factor, href: `data:image/png;base64,${png}` });
+      if (line) this.add("path", { d: "M" + line.map((value, at) => `${(left + (at * side) / (line.length - 1)).toFixed(1)} ${(top + side * (1 - value)).toFixed(1)}`).join("L"), style: "stroke:var(--s0);fill:none" });
+      if (text) text.split(" ").forEach((token, at) => this.add("text", { class: "label", x: left + (at % 3) * 38, y: top + 16 + Math.floor(at / 3) * 18 }, token));
+      this.add("text", { x: left, y: top + side + 16 }, label);
+    });
+  }
+
   heat() {
     const { blocks, ops, places } = this.data, step = 17, names = Math.min(0.45 * this.width, 300);
     const table = this.table(), column = table.column(this.data.column), name = table.column("name");
