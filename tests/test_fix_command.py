@@ -84,7 +84,7 @@ def test_a_target_takes_ops_out_of_int8_and_json_says_all(tmp_path: Path) -> Non
     result = run("fix", flow, "-q", "xnnpack", "-o", tmp_path / "fixed", "--target", "sqnr>=45", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert [each["kind"] for each in document["reports"]] == ["diagnosis", "layers", "deployed"]
+    assert [each["kind"] for each in document["reports"]] == ["diagnosis", "layers", "bad-cases", "deployed"]
     assert document["reports"][-1]["numbers"]["sqnr"] > 45
     plan = pt2qa.OverridePlan.load(tmp_path / "fixed" / "plan.json")
     assert any(edit.kind == "float" for edit in plan.edits)

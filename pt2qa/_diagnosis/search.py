@@ -243,7 +243,8 @@ class Search:
         case = self.case
         if not self.bounds:
             return
-        audits = [*calibration.inputs(case), *sites.floored(case), *sites.unused_levels(case)]
+        own = (sites.floored, sites.unused_levels, sites.one_sided)
+        audits = [*calibration.inputs(case), *(each for find in own for each in find(case))]
         if audits or any(sites.has_unused_levels(case, site) for site in case.pair.sites):
             case.instead |= {"fitted"}
         yield from audits

@@ -9,19 +9,22 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import pt2qa
 from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import calibration
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
 from pt2qa._diagnosis.hypotheses.deployed import _costly
-from pt2qa._diagnosis.hypotheses.sites import _lowest, floored, in_float
+from pt2qa._diagnosis.hypotheses.sites import _lowest, floored, in_float, one_sided
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import Constant, QuantParams, Site
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.treatment import Treatment
+from tests.check.quantizers import every
 from tests.flows import quantized_pair
 
 
@@ -125,3 +128,17 @@ def test_a_scale_is_at_the_observers_eps_where_that_costs_a_bit(unit: float, nam
     judge = Judge(pair, data, None, "diagnose")
     found = floored(Case(pair, judge, data, judge.outcome(Treatment())))
     assert [each.name for each in found] == names
+
+
+@pytest.mark.parametrize(("scheme", "named"), [(torch.per_tensor_symmetric, ["1/relu"]), (torch.per_tensor_affine, [])])
+def test_values_of_one_sign_with_a_symmetric_scheme_leave_half_of_the_integers(scheme: Any, named: list[str]) -> None:
+    """The values that the first linear reads and writes have both signs."""
+    spec = QuantizationSpec(torch.int8, MinMaxObserver, -128, 127, scheme)
+    x = torch.randn(16, 8)
+    pair = quantized_pair(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), x, every("linear", spec))
+    data = Data("batches", [x])
+    judge = Judge(pair, data, None, "diagnose")
+    found = list(one_sided(Case(pair, judge, data, judge.outcome(Treatment()))))
+    assert [name for each in found for name in (each.name, *each.others)] == 2 * named
+    assert [each.cause for each in found] == ["activation-scheme"] * len(named)
+    assert all("here 0 of -128..127, values 0 to " in each.evidence for each in found)

@@ -136,6 +136,37 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
         yield with_own_scales(case, found, list(whole))
 
 
+def one_sided(case: Case) -> Iterator[Hypothesis]:
+    """Activations of one sign whose zero is in the middle of the integers, as with a symmetric spec: half are left."""
+    sites = [site.index for site in case.static_sites if _is_half_used(case, site)]
+    if sites:
+        site = case.pair.sites[max(sites, key=case.excess)]
+        low, high = case.ranges[site.index].whole
+        found = Hypothesis(
+            cause="activation-scheme",
+            name=site.name,
+            others=case.names(sites),
+            evidence=f"{counted(len(sites), 'site')} with values of one sign and the zero point in the middle; here "
+            f"{site.params.zero_point} of {site.params.quant_min}..{site.params.quant_max}, values {number(low)} to "
+            f"{number(high)}",
+            remedy="annotate an affine scheme (torch.per_tensor_affine)",
+            treatment=case.played(case.fitted, sites),
+            audited=True,
+            sentence="activations of one sign are quantized symmetrically, so half of the integers are unused",
+        )
+        yield with_own_scales(case, found, sites)
+
+
+def _is_half_used(case: Case, site: Site) -> bool:
+    params = site.params
+    if not isinstance(params.zero_point, int) or site.index not in case.fitted or _steps(site) < 2:
+        return False
+    low, high = case.ranges[site.index].whole
+    small, large = sorted((max(-low, 0.0), max(high, 0.0)))
+    in_the_middle = abs(2 * params.zero_point - params.quant_min - params.quant_max) <= 1
+    return in_the_middle and small <= large / _steps(site)
+
+
 def has_unused_levels(case: Case, site: Site) -> bool:
     """Whether a spec leaves out more integers than the one that a symmetric range has too many."""
     whole = INTEGERS.get(site.params.dtype)
