@@ -172,7 +172,12 @@ def reconfigure(
         scored=judge.measured,
         proof=found.proof,
         apart=apart,
+        fallback=fallback,
     )
+    if fallback != "float":
+        notes.append(
+            f"predicted and simulated values have the ops of the edits in float; converted, they are {fallback}"
+        )
     judge.bar.close()
     stay = search.on(final.chosen)
     simulated = search.quality(final.chosen)

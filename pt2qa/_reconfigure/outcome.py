@@ -129,6 +129,7 @@ class Result:
 
     ``met`` is whether the target is reached within the budget, on all of the data; ``proof`` says why it cannot be,
     empty if there may be more to try; ``apart`` is how many batches the float model itself gives no number on.
+    ``fallback`` is the level of the ops that left int8, which count as float in all costs.
     """
 
     before: Outcome
@@ -140,6 +141,7 @@ class Result:
     scored: int
     proof: str
     apart: int
+    fallback: str = "float"
 
 
 def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, quantizer: str) -> str:
@@ -147,7 +149,8 @@ def verdict(aim: Target, needed: float | None, budget: Budget, result: Result, q
     unit = " dB" if aim.metric is None else ""
     before, after = (f"{found.value:.4g}{unit}{_worst(found)}" for found in (result.before, result.after))
     change = f"{aim.name} {before} before, {after} converted and measured"
-    cost = f"{100 * result.float_macs:.3g} % of the MACs in float"
+    level = "float" if result.fallback == "float" else f"float or {result.fallback}"
+    cost = f"{100 * result.float_macs:.3g} % of the MACs in {level}"
     exceeded = _exceeded(budget, result)
     absent = [*result.after.missing]
     if result.apart:

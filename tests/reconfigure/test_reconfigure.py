@@ -11,7 +11,7 @@ import torch
 import pt2qa
 from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
-from tests.models import images, residual
+from tests.models import Linears, images, residual
 from tests.reconfigure.planted import HOSTILE, planted, planted_pair
 
 
@@ -182,3 +182,26 @@ def test_the_code_is_verified_at_the_end_or_says_that_it_was_not(monkeypatch: py
     stopped = pt2qa.reconfigure(pair, batches, target=40.0, progress=False)
     assert stopped.code_verified == "not run: interrupted"
     assert "interrupted: the code was not verified" in stopped.notes
+
+
+@pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
+def test_ops_fall_back_to_dynamic_scales(quantizer: str) -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(8, 16) for _ in range(2)]
+    model = Linears().eval()
+    pair = quantized_pair(model, batches[0], quantizer, batches=batches)
+    fixed = pt2qa.reconfigure(pair, batches, target=60, fallback="dynamic", repairs=(), progress=False)
+    assert {edit.kind for edit in fixed.plan.edits} == {"dynamic"}
+    ops = {node.target for node in fixed.pair.quantized.graph.nodes if node.op == "call_function"}
+    assert any("choose_qparams" in str(op) for op in ops)
+    with torch.no_grad():
+        signal, other = (torch.cat([graph(x) for x in batches]) for graph in (model, fixed.pair.quantized))
+    assert fixed.stages[-1].quality == pytest.approx(pt2qa.sqnr(signal, other), abs=1e-3)
+    assert fixed.stages[-1].sites == len(fixed.pair.sites) > fixed.stages[1].sites
+    # The simulation has the same ops in float: that is their sites off, which are the last of the curve.
+    assert fixed.stages[1].name == "simulated"
+    assert fixed.stages[1].quality == fixed.curve[-1].measured > fixed.stages[-1].quality
+    assert not fixed.met
+    assert "% of the MACs in float or dynamic" in fixed.verdict
+    assert any("converted, they are dynamic" in note for note in fixed.notes)
+    assert fixed.code_verified == "equal"
