@@ -170,36 +170,36 @@ def deploy(
     package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
     infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa._deployed.deployment import OtherProgramError, backend_for
-
     if deployed is not None and program is not None:
         raise click.UsageError("give --deployed, a program made elsewhere, or --program, one of pt2qa, not both")
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
-    own = deployed is None and program is None and backend_for(pair, backend).saves
-    compare = functools.partial(
-        pt2qa.compare_deployed,
-        pair,
-        measured_on(given),
-        metric=None if deployed is not None else given.metric,
-        mask=given.mask,
-        backend=backend,
-        deployed=deployed,
-        program=folder / "program" if own else program,
-    )
-    try:
-        report = compare()
-    except OtherProgramError:
-        if not own:
-            raise
-        say(f"{folder / 'program'} was lowered from another model or by other versions, and is replaced")
-        shutil.rmtree(folder / "program")
-        report = compare()
+    common: dict[str, Any] = {"mask": given.mask, "backend": backend}
+    batches = measured_on(given)
+    if deployed is not None or program is not None:
+        metric = None if deployed is not None and deployed.suffix == ".safetensors" else given.metric
+        report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, program=program, **common)
+    else:
+        report = lowered(pair, batches, folder / "program", metric=given.metric, **common)
     printing.deliver(report, folder / "deployed.safetensors")
     if reasons := unusable(report):
         say(*reasons)
         raise click.exceptions.Exit(1)
+
+
+def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **given: Any) -> Any:
+    """The comparison with the program in a folder of the command, which replaces another's; it is kept if it can be."""
+    from pt2qa._deployed.deployment import OtherProgramError, backend_for
+
+    saved = program if backend_for(pair, backend).saves else None
+    compare = functools.partial(pt2qa.compare_deployed, pair, batches, backend=backend, program=saved, **given)
+    try:
+        return compare()
+    except OtherProgramError:
+        say(f"{program} was lowered from another model or by other versions, and is replaced")
+        shutil.rmtree(program)
+        return compare()
 
 
 @main.command("record-inputs")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import shlex
 from functools import partial
-from math import floor, isnan
+from math import floor, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.formats import number
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options, outcome
+from pt2qa.cli.checking import lowered
 from pt2qa.cli.flow import Flow, load_flow, measured_on
 from pt2qa.cli.group import main, say, say_next, write
 from pt2qa.errors import DeploymentError, ReportError
@@ -63,14 +64,12 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     done.write_page()
     reasons = done.shortcomings()
     say(*reasons)
-    file, require = folder / "layers.safetensors", "sqnr"
-    value = done.reports["layers"].sqnr
-    if kernels is not None:
-        file = folder / "deployed.safetensors"
-        require, value = ("sqnr", kernels.sqnr) if isnan(kernels.value) else ("value", kernels.value)
-    if not isnan(value):
-        least = floor(value) if require == "sqnr" else floor(1000 * value) / 1000
-        say_next(f"pt2qa gate {file} --require '{require}>={least}'")
+    name, report = ("layers", done.reports["layers"]) if kernels is None else ("deployed", kernels)
+    measured = kernels is not None and not isnan(kernels.value)
+    value, step = (report.value, 1e-3) if measured else (report.sqnr, 1.0)
+    if isfinite(value):
+        least = f"{'value' if measured else 'sqnr'}>={step * floor(value / step):g}"
+        say_next(shlex.join(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least]))
     if reasons:
         raise click.exceptions.Exit(1)
 
@@ -107,24 +106,9 @@ class _Fix:
 
     def lowered(self, pair: Any, backend: str | None) -> Any:
         """The comparison with the kernels; None, and why, where the model cannot be lowered and run here."""
-        from pt2qa._deployed.deployment import OtherProgramError, backend_for
-
-        program = self.folder / "program"
+        flow, program = self.flow, self.folder / "program"
         try:
-            compare = partial(
-                pt2qa.compare_deployed,
-                pair,
-                self.batches,
-                backend=backend,
-                metric=self.flow.metric,
-                mask=self.flow.mask,
-                program=program if backend_for(pair, backend).saves else None,
-            )
-            try:
-                report = compare()
-            except OtherProgramError:
-                shutil.rmtree(program)
-                report = compare()
+            report = lowered(pair, self.batches, program, backend=backend, metric=flow.metric, mask=flow.mask)
         except DeploymentError as error:
             say(f"not run on kernels: {error}")
             return None
