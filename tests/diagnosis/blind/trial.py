@@ -17,6 +17,7 @@ from tests.diagnosis.blind.bed import Bed, UnfitError
 from tests.diagnosis.blind.faults import HARMLESS, KINDS, Kind, Places
 
 LEAST_LOSS, FLOOR, TRIES = 3.0, 15.0, 6
+MOST_CHANGE = 1.0
 """dB that a fault must cost, dB that a net must have without it, and nets that are drawn until both hold."""
 
 
@@ -184,7 +185,7 @@ class Trial:
         bed, _ = self._bed(out, seed, state, [True] * len(self.kinds))
         HARMLESS[self.harmless](bed, random.Random(state))
         pair = bed.pair()
-        if abs(bed.quality(pair.quantized) - out.faulty) > LEAST_LOSS:
+        if abs(bed.quality(pair.quantized) - out.faulty) > MOST_CHANGE:
             raise UnfitError
         other = _diagnosed(bed, pair)
         out.right = [(row.cause, row.name) for row in other.rows] == [(row.cause, row.name) for row in found.rows]
