@@ -17,8 +17,10 @@ from tests.diagnosis.blind.bed import Bed, UnfitError
 from tests.diagnosis.blind.faults import HARMLESS, KINDS, Kind, Places
 
 LEAST_LOSS, FLOOR, TRIES = 3.0, 15.0, 6
-MOST_CHANGE = 1.0
 """dB that a fault must cost, dB that a net must have without it, and nets that are drawn until both hold."""
+
+MOST_CHANGE = 1.0
+"""dB that a harmless change may cost: with the observers' smallest scale, another unit costs more."""
 
 
 @dataclass
