@@ -15,6 +15,8 @@ from pt2qa._diagnosis.report import explained
 from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.formats import number
 from pt2qa._report.notes import stop_if_interrupted
+from pt2qa._report.prose import wrap
+from pt2qa._report.table import screen_width
 from pt2qa.cli import options, outcome
 from pt2qa.cli.checking import lowered
 from pt2qa.cli.flow import Flow, load_flow, measured_on
@@ -89,7 +91,7 @@ class _Fix:
         )
         self.keep("diagnosis", found, shown=False)
         causes = [line for row in found.rows for line in explained(row, found.unit)]
-        click.echo("\n".join([*found.lines(), *causes, *(f"Note: {note}" for note in found.notes)]))
+        self.tell(*found.lines(), *causes, *(f"Note: {note}" for note in found.notes))
         reached = found.met != 0
         try:
             pair, reached = found.pair, found.search_target is None
@@ -113,11 +115,15 @@ class _Fix:
             say(f"not run on kernels: {error}")
             return None
         self.keep("deployed", report, shown=False)
-        click.echo("\n".join(report.summary().splitlines()[:2]))
+        self.tell(*report.summary().splitlines()[:2])
         if report.metric:
             values = [f"{row.name} {number(row.value)}" for row in report.stages if not isnan(row.value)]
-            click.echo(f"{report.metric}: {' -> '.join(values)}")
+            self.tell(f"{report.metric}: {' -> '.join(values)}")
         return report
+
+    def tell(self, *lines: str) -> None:
+        for line in lines:
+            click.echo(wrap(line, screen_width(self.width), indent="     "))
 
     def keep(self, name: str, report: Any, shown: bool = True) -> None:
         self.reports[name] = report
