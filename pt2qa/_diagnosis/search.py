@@ -253,8 +253,10 @@ class Search:
         yield from sites.masked(case)
         if "fitted" in case.instead:
             yield from weights.coarse(case)
+            freaks = list(calibration.outliers(case))
+            yield from freaks
             data = list(calibration.ranges_of_calibration(case))
-            at_fault = bool(data) and calibration.is_of_another_kind(case, case.seen)
+            at_fault = bool(data) and not freaks and calibration.is_of_another_kind(case, case.seen)
             if at_fault:
                 yield from data
             else:

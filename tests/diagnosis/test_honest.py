@@ -189,3 +189,15 @@ def test_one_corrupt_batch_is_the_cause_where_other_observers_gain_more_than_oth
     tried = [row for row in (*found.rows, *found.tried) if row.cause == "calibration-outlier"]
     assert [row.remedy.endswith("with min-max observers") for row in tried].count(True) == 1
     assert on_third(pair, found, sets[3])[0] > 6
+
+
+def test_with_a_corrupt_batch_all_other_data_come_second() -> None:
+    """Data in use are better than what calibrates without the batch, and yet one batch is the cause."""
+    sets = [samples(number, 6) for number in range(4)]
+    sets[0] = [0.8 * batch for batch in sets[0]]
+    sets[0][4][1] *= 30
+    pair = quantized(linears(16, 32, 8), "x86", sets[0])
+    found = diagnosed(pair, sets[1], sets[2])
+    assert found.rows[0].cause == "calibration-outlier"
+    assert "narrow-calibration" in {row.cause for row in (*found.rows, *found.tried)}
+    assert on_third(pair, found, sets[3])[0] > 6

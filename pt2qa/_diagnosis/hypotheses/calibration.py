@@ -41,14 +41,20 @@ MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
 
 
+def outliers(case: Case) -> Iterator[Hypothesis]:
+    """Single calibration batches that are unlike all others."""
+    recipe = case.judge.recipe
+    if recipe is not None and recipe.data is not None and case.seen:
+        for _, freak in _outliers(case, recipe.data, case.seen):
+            yield from _by_observers(case, freak, ", with min-max observers")
+
+
 def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     recipe = case.judge.recipe
     seen = case.seen
     if recipe is None or recipe.data is None or not seen:
         return
     freaks = dict(_outliers(case, recipe.data, seen))
-    for freak in freaks.values():
-        yield from _by_observers(case, freak, ", with min-max observers")
     seen = {site: each.left_without(freaks) for site, each in seen.items()}
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
