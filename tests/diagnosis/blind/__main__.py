@@ -13,7 +13,7 @@ from statistics import mean, median
 
 from tabulate import tabulate
 
-from tests.diagnosis.blind.faults import KINDS
+from tests.diagnosis.blind.newer import KINDS, NEWER
 from tests.diagnosis.blind.trial import NETS, Outcome, deck
 
 BAR = 0.95
@@ -25,16 +25,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100, help="how many cases; of ten, seven have one fault")
     parser.add_argument("--kind", action="append", choices=KINDS, help="these kinds of fault alone, one in each case")
+    parser.add_argument("--new", action="store_true", help="the kinds of newer.py alone, one in each case")
     parser.add_argument("--net", action="append", choices=NETS, help="these kinds of net alone")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no case after that; the rest is counted")
     parser.add_argument("--strict", action="store_true", help="exit with 1 unless all bars are met")
     parser.add_argument("--list", action="store_true", help="print the kinds of fault and stop")
     arguments = parser.parse_args()
+    chosen = [*(arguments.kind or ()), *(NEWER if arguments.new else ())]
     if arguments.list:
-        rows = [(kind.id, kind.sentence, ", ".join(kind.causes), kind.source) for kind in KINDS.values()]
+        kinds = [KINDS[name] for name in dict.fromkeys(chosen or KINDS)]
+        rows = [(kind.id, kind.sentence, ", ".join(kind.causes), kind.source) for kind in kinds]
         print(tabulate(rows, headers=["kind", "what is wrong", "right to say", "reported"], tablefmt="github"))
         return 0
-    trials = deck(arguments.seed, arguments.count, arguments.kind or (), arguments.net or ())
+    trials = deck(arguments.seed, arguments.count, chosen, arguments.net or ())
     outcomes, begun = [], time.monotonic()
     try:
         for number, trial in enumerate(trials):

@@ -43,6 +43,7 @@ class Kind:
         error: what it may be refused with, a regular expression; empty: it must be diagnosed.
         by_hand: whether it lies where no edit of the quantization reaches, so that to name it is to repair it.
         elsewhere: whether it is in the data that is diagnosed alone, and costs nothing on other data.
+        prepares: whether it changes the bed without the fault, too.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Kind:
     error: str = ""
     by_hand: bool = False
     elsewhere: bool = False
+    prepares: bool = False
 
     @property
     def composes(self) -> bool:
@@ -80,6 +82,7 @@ def _kind(
 
         name = plant.__name__.replace("_", "-")
         rest.setdefault("by_hand", part == "after")
+        rest["prepares"] = whole
         KINDS[name] = Kind(name, sentence, causes, source, planted, part, nets or usual, **rest)
         return plant
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import pt2qa
 from tests.diagnosis.blind.__main__ import summary
 from tests.diagnosis.blind.bed import Bed
-from tests.diagnosis.blind.faults import KINDS
-from tests.diagnosis.blind.trial import Outcome, Trial, deck
+from tests.diagnosis.blind.faults import INPUT, KINDS, Kind, Places
+from tests.diagnosis.blind.newer import NEWER
+from tests.diagnosis.blind.trial import LEAST_LOSS, Outcome, Trial, deck
 
 
 def test_every_kind_names_causes_that_the_docs_have() -> None:
@@ -55,3 +58,43 @@ def test_what_could_not_be_run_is_printed_and_does_not_count(
     assert "of 3 cases: 1 diagnosed, 1 weak, 1 not begun" in text
     assert "not judged, weak: fault raw-pixels" in text
     assert not met  # no interval was there to be right
+
+
+def test_the_newer_kinds_can_be_drawn_alone() -> None:
+    trials = deck(5, 2 * len(NEWER), NEWER)
+    assert sorted(kind.id for trial in trials for kind in trial.kinds) == sorted(2 * NEWER)
+
+
+QUICK = {"tabular": 19, "words": 14, "detector": 11}
+"""Nets by what a case of theirs takes, and a seed of each that shows the faults."""
+
+REFUSED = ("layers-mixed-up",)
+"""Kinds of which no pair is made."""
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_kind_can_be_planted_and_costs_something(name: str) -> None:
+    kind = KINDS[name]
+    net = next(net for net in QUICK if net in kind.nets)
+    healthy = _planted(kind, net, False)[1] if kind.prepares else _untouched(net)
+    if kind.id in REFUSED:
+        with pytest.raises(pt2qa.Pt2qaError, match=kind.error):
+            _planted(kind, net, True)
+        return
+    places, faulty = _planted(kind, net, True)
+    assert healthy - faulty > LEAST_LOSS
+    assert places is None or places
+
+
+def _planted(kind: Kind, net: str, sick: bool) -> tuple[Places, float]:
+    bed = Bed.made(net, QUICK[net], "xnnpack")
+    places = kind.plant(bed, random.Random(kind.id), sick)
+    known = {*INPUT, *(part for each in bed.graph().names.values() for part in (each.name, each.module))}
+    assert known.issuperset(places or ())
+    return places, bed.quality(bed.pair().quantized)
+
+
+@functools.cache
+def _untouched(net: str) -> float:
+    bed = Bed.made(net, QUICK[net], "xnnpack")
+    return bed.quality(bed.pair().quantized)

@@ -14,7 +14,8 @@ import pytest
 
 import pt2qa
 from tests.diagnosis.blind.bed import Bed, UnfitError
-from tests.diagnosis.blind.faults import HARMLESS, KINDS, Kind, Places
+from tests.diagnosis.blind.faults import HARMLESS, Kind, Places
+from tests.diagnosis.blind.newer import KINDS
 
 LEAST_LOSS, FLOOR, TRIES = 3.0, 15.0, 6
 """dB that a fault must cost, dB that a net must have without it, and nets that are drawn until both hold."""
