@@ -72,6 +72,8 @@ REFUSED = ("layers-mixed-up",)
 """Kinds of which no pair is made."""
 
 
+# With the tests of real models: they take twenty seconds, and are of the bench.
+@pytest.mark.zoo
 @pytest.mark.parametrize("name", NEWER)
 def test_a_newer_kind_can_be_planted_and_costs_something(name: str) -> None:
     kind = KINDS[name]
