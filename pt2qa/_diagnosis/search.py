@@ -231,11 +231,12 @@ class Search:
 
     @property
     def out_of_reach(self) -> float | None:
-        """dB of the best bound, if it is certainly better, by a bit or more; else None."""
+        """dB of the best bound on these samples, if it is a bit better or more; else None."""
         sqnr = self.quality.worst[1]
         gains = [each.gain_over(self.quality) for each in self.bounds.values()]
         of_metric = self.quality.of_metric
-        best = max((each.middle if of_metric else each.value for each in gains if each.is_certain), default=0.0)
+        known = (each.middle if of_metric else each.value for each in gains)
+        best = max((each for each in known if not math.isnan(each)), default=0.0)
         return sqnr + best if best >= BIT and self.worth.pays(sqnr, best, 0.0, is_fault=False) else None
 
     def _ranges(self) -> Iterator[Hypothesis]:
