@@ -145,7 +145,8 @@ def has_living_alias(node: Node, order: Mapping[Node, int]) -> bool:
         identical.add(base)
         base = base.args[0]
     identical.add(base)
-    family, unvisited = set(identical), [base]
+    # Views of the result come from what it is renamed to.
+    family, unvisited = set(identical), [*identical - {node}]
     while unvisited:
         member = unvisited.pop()
         relatives = [

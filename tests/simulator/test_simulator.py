@@ -235,14 +235,40 @@ def test_a_value_with_a_reader_that_writes_in_place_is_one_site() -> None:
     assert [row.noise for row in rows] == pytest.approx(brute_force.noises(pair, [x]), rel=1e-4)
 
 
-def test_writes_that_convert_loses_are_not_blamed_on_int8() -> None:
-    """Each reader gets its own copy of a quantized value, so without a capture writes through a view are lost."""
-    program = torch.export.export(WritesToQuantized().eval(), (images(),))
+def without_capture(model: nn.Module, x: Tensor, quantizer: str) -> pt2qa.QuantizedPair:
+    """What plain torchao makes of a model: in-place ops and views stay as they are."""
+    program = torch.export.export(model.eval(), (x,))
     assign_handles(program)
     graph = program.module()
-    prepared = prepare_pt2e(graph, resolve("xnnpack").build(graph, qat=False))
-    prepared(images())
-    pair = pt2qa.pair(program, convert_pt2e(prepared))
+    prepared = prepare_pt2e(graph, resolve(quantizer).build(graph, qat=False))
+    prepared(x)
+    return pt2qa.pair(program, convert_pt2e(prepared))
+
+
+class WrittenTwice(nn.Module):
+    """A value is written to, viewed, and written to again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).tanh()
+        y.add_(1)
+        view = y.view(-1)
+        y.mul_(2)
+        result: Tensor = self.last(y) + view.view(-1, 4).exp()
+        return result
+
+
+def test_a_view_between_two_writes_sees_the_second_one() -> None:
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    assert without_capture(WrittenTwice(), x, "x86").verify(x) == ()
+
+
+def test_writes_that_convert_loses_are_not_blamed_on_int8() -> None:
+    """Each reader gets its own copy of a quantized value, so without a capture writes through a view are lost."""
+    pair = without_capture(WritesToQuantized(), images(), "xnnpack")
     with pytest.raises(
         pt2qa.SimulationError, match=r"quantization does not explain.*an in-place op writes to a quantized"
     ):
