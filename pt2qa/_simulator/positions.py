@@ -88,6 +88,9 @@ class Layout:
         return value.permute(*axes, *rest), mask[0] if self.batch is None else mask
 
 
+_FOLDING = {"view", "reshape", "_unsafe_view", "flatten", "repeat_interleave"}
+"""Ops that keep the order of rows where they make more or fewer of them."""
+
 LEADING = Layout(0, (1,))
 """That of logits: (samples, positions, ...)."""
 
@@ -329,9 +332,8 @@ class _Layouts:
             if observes or quant_ops.is_quantization(node):
                 layout = self.found.get(node.all_input_nodes[0].name)
             else:
-                layout = self._layout(
-                    sizes[node], [each.name for each in node.all_input_nodes if each.op != "get_attr"]
-                )
+                reads = [each.name for each in node.all_input_nodes if each.op != "get_attr"]
+                layout = self._layout(sizes[node], reads, op_of(node.target))
             if layout is not None and node.op != "get_attr":
                 self.found[node.name] = layout
 
@@ -353,7 +355,7 @@ class _Layouts:
             node = node.all_input_nodes[0]
         return attribute_of(self.graph_module, node) if node.op == "get_attr" else None
 
-    def _layout(self, sizes: list[Any] | None, reads: Sequence[str]) -> Layout | None:
+    def _layout(self, sizes: list[Any] | None, reads: Sequence[str], op: str) -> Layout | None:
         if sizes is None:
             return None
         if not self.certain:
@@ -370,7 +372,7 @@ class _Layouts:
             return Layout(0, tokens) if sizes[0] == self.samples else None
         rows = [(axis, size / self.samples) for axis, size in enumerate(sizes) if not isinstance(size, int)]
         batch = [(axis, int(ratio)) for axis, ratio in rows if getattr(ratio, "is_Integer", ratio == 1)]
-        if len(batch) != 1 or (batch[0][1] > 1 and not self._samples_first(batch[0][0], reads)):
+        if len(batch) != 1 or (batch[0][1] > 1 and not self._samples_first(*batch[0], reads, op)):
             return None
         return Layout(batch[0][0], tokens, repeats=batch[0][1])
 
@@ -385,9 +387,13 @@ class _Layouts:
                 return "positions first"
         return ""
 
-    def _samples_first(self, axis: int, reads: Sequence[str]) -> bool:
-        """Whether heads that are folded into the axis of samples follow each other within a sample."""
-        return any(self.found[name].batch == axis for name in reads if name in self.found)
+    def _samples_first(self, axis: int, repeats: int, reads: Sequence[str], op: str) -> bool:
+        """Whether heads that are folded into the axis of samples follow each other within a sample.
+
+        Where an op repeats all samples, such as ``cat``, they do not.
+        """
+        found = [self.found[name] for name in reads if name in self.found]
+        return any(each.batch == axis and (each.repeats == repeats or op in _FOLDING) for each in found)
 
 
 def _sizes(node: Node) -> list[Any] | None:
