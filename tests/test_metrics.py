@@ -8,6 +8,8 @@ import math
 import numpy as np
 import pytest
 import scipy.spatial.distance
+import scipy.special
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,17 @@ from torchao.quantization.utils import compute_error
 
 from pt2qa import metrics
 from pt2qa._decibels import decibels
-from pt2qa._metrics import CHUNK, ErrorSums, NoiseSums, differing, error_sums, noise_sums, sums_of_row
+from pt2qa._metrics import (
+    CHUNK,
+    ErrorSums,
+    NoiseSums,
+    chunks,
+    differing,
+    divergence,
+    error_sums,
+    noise_sums,
+    sums_of_row,
+)
 
 OF_TENSORS = ("atol", "cosine", "l1", "mse", "sqnr")
 """The metrics of two tensors, in the order of ``metrics.__all__``."""
@@ -280,3 +292,180 @@ def test_squares_that_underflow_beside_zeros_are_a_signal() -> None:
     (found,) = noise_sums([x, torch.zeros_like(x)], [(0, 1)])
     assert found.signal == pytest.approx((1 << 16) * 1e-60, rel=1e-5)
     assert found.noise == pytest.approx(found.signal)
+
+
+# -- every field ------------------------------------------------------------------------------------------------------
+
+INF, NAN = math.inf, math.nan
+
+
+def fields(reference: Tensor, quantized: Tensor) -> dict[str, float]:
+    """All fields of :class:`ErrorSums`, by NumPy in float64."""
+    ref, quant = (t.detach().double().flatten().numpy() for t in (reference, quantized))
+    finite = np.isfinite(ref) & np.isfinite(quant)
+    same = (ref == quant) | (np.isnan(ref) & np.isnan(quant))
+    r, q = ref[finite], quant[finite]
+    d = r - q
+    return {
+        "count": r.size,
+        "signal": r @ r,
+        "noise": d @ d,
+        "quant_signal": q @ q,
+        "product": r @ q,
+        "absolute": np.abs(d).sum(),
+        "atol_seen": np.abs(d).max(initial=0.0),
+        "ref_sum": r.sum(),
+        "quant_sum": q.sum(),
+        "ref_min": r.min(initial=INF),
+        "ref_max": r.max(initial=-INF),
+        "quant_min": q.min(initial=INF),
+        "quant_max": q.max(initial=-INF),
+        "excluded": int((~finite & same).sum()),
+        "nonfinite": int((~finite & ~same).sum()),
+    }
+
+
+def lopsided(size: int, *, zeros: int = 0, both: int = 0, alone: int = 0) -> tuple[Tensor, Tensor]:
+    """A tensor of unlike ends and its quantized one, with zeros, common infinities and NaN, and such in one alone."""
+    generator = torch.Generator().manual_seed(size)
+    reference = torch.randn(size, generator=generator) * 2 + 0.5
+    quantized = reference.mul(31).round().div(31) * 1.02 - 0.01
+    reference[:zeros] = quantized[:zeros] = 0
+    reference[5 : 5 + both] = quantized[5 : 5 + both] = INF
+    if both:
+        reference[5] = quantized[5] = NAN
+    quantized[-1 - alone : -1] = -INF
+    return reference, quantized
+
+
+CASES = {
+    "small": lopsided(7),
+    "small with a mask": lopsided(30, both=3),
+    "small with one infinity": lopsided(30, both=2, alone=1),
+    "one chunk, whole rows": lopsided(1024),
+    "one chunk, part of a row": lopsided(1024 + 61),
+    "a mask": lopsided(2000, both=4),
+    "infinities alone": lopsided(2000, alone=3),
+    "zeros": lopsided(2000, zeros=1999),
+    "two chunks": lopsided(CHUNK + 1100, zeros=3),
+    "a mask in the first of two chunks": lopsided(CHUNK + 2000, both=9),
+    "nothing but a mask": (torch.full((9,), -INF), torch.full((9,), -INF)),
+    "nothing finite in one": (torch.ones(9), torch.full((9,), NAN)),
+    "nothing": (torch.ones(0), torch.ones(0)),
+    "all zero": (torch.zeros(2000), torch.zeros(2000)),
+    "zero becomes one": (torch.zeros(2000), torch.ones(2000)),
+    "one becomes zero": (torch.ones(2000), torch.zeros(2000)),
+    "opposite": (torch.ones(2000), -torch.ones(2000)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_field_of_the_sums_equals_numpy(name: str) -> None:
+    reference, quantized = CASES[name]
+    for pair in ((reference, quantized), (quantized, reference), (reference.double(), quantized.double())):
+        sums = error_sums(*pair)
+        for field, expected in fields(*pair).items():
+            assert getattr(sums, field) == pytest.approx(expected, rel=2e-6, abs=1e-9), (field, name)
+    halved = ErrorSums().update(reference[:5], quantized[:5]).update(reference[5:], quantized[5:])
+    for field, expected in fields(reference, quantized).items():
+        assert getattr(halved, field) == pytest.approx(expected, rel=2e-6, abs=1e-9), (field, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sums_of_other_values_of_a_row_leave_out_what_is_infinite_in_each_pair(name: str) -> None:
+    reference, quantized = CASES[name]
+    other = quantized * 1.5
+    own, noises = sums_of_row(reference, reference, (quantized, other, reference))
+    assert own == error_sums(reference, reference)
+    pairs = noise_sums((reference, quantized, other), ((0, 1), (0, 2), (0, 0)))
+    for found in (noises, pairs):
+        for noise, value in zip(found, (quantized, other, reference), strict=True):
+            expected = fields(reference, value)
+            for field in ("signal", "count", "noise"):
+                wanted = NAN if field == "noise" and expected["nonfinite"] else expected[field]
+                assert getattr(noise, field) == pytest.approx(wanted, rel=2e-6, abs=1e-9, nan_ok=True), field
+            if expected["count"] and expected["noise"] and expected["signal"] and not expected["nonfinite"]:
+                wanted = 10 * math.log10(expected["signal"] / expected["noise"])
+                assert noise.sqnr == pytest.approx(wanted, abs=1e-5)
+
+
+def test_ranges_that_are_known_are_taken_as_they_are() -> None:
+    reference, quantized = CASES["one chunk, whole rows"]
+    sums, _ = sums_of_row(reference, quantized, (), ranges=((-9.0, 8.0), (-7.0, 6.0)))
+    assert (sums.ref_min, sums.ref_max, sums.quant_min, sums.quant_max) == (-9.0, 8.0, -7.0, 6.0)
+    with pytest.raises(ValueError, match=r"cannot compare shape \(3,\) with reference shape \(2,\)"):
+        sums_of_row(torch.ones(2), torch.ones(2), (torch.ones(2), torch.ones(3)))
+
+
+def test_numbers_of_sums_by_hand() -> None:
+    sums = ErrorSums(4, 16.0, 1.0, 9.0, 6.0, 2.0, 0.75, 8.0, 6.0)
+    assert (sums.mse, sums.l1, sums.atol, sums.cosine) == (0.25, 0.5, 0.75, 0.5)
+    assert (sums.ref_mean, sums.quant_mean, sums.sqnr) == (2.0, 1.5, pytest.approx(10 * math.log10(16)))
+    # Rounding may take a cosine out of its range.
+    assert ErrorSums(1, 1.0, 0.0, 1.0, 1.001).cosine == 1.0
+    assert ErrorSums(1, 1.0, 0.0, 1.0, -1.001).cosine == -1.0
+    assert NoiseSums(16.0, 1.0, 4).sqnr == pytest.approx(10 * math.log10(16))
+    assert NoiseSums(0.0, 0.0, 1).sqnr == INF
+
+
+@pytest.mark.parametrize("broken", [ErrorSums(), ErrorSums(4, 16.0, 1.0, 9.0, 6.0, 2.0, 0.75, nonfinite=1)])
+def test_sums_of_nothing_or_with_an_infinity_in_one_alone_have_no_numbers(broken: ErrorSums) -> None:
+    assert all(math.isnan(getattr(broken, name)) for name in OF_TENSORS)
+    assert all(math.isnan(getattr(ErrorSums(), name)) for name in ("ref_mean", "quant_mean"))
+    assert (ErrorSums().ref_min, ErrorSums().ref_max, ErrorSums().quant_min) == (INF, -INF, INF)
+
+
+@pytest.mark.parametrize(
+    ("sums", "reason"),
+    [
+        (ErrorSums(4, 1.0, 1.0), ""),
+        (ErrorSums(4, 0.0, 0.0), ""),
+        (ErrorSums(4, 0.0, 1.0), "the reference is all zero"),
+        (ErrorSums(), "no elements"),
+        (ErrorSums(excluded=2), "no finite values; 2 equal NaN or infinite values left out"),
+        (ErrorSums(nonfinite=2), "2 values are NaN or infinite in one of the two only"),
+        (
+            ErrorSums(4, 0.0, 1.0, excluded=1, nonfinite=3),
+            "3 values are NaN or infinite in one of the two only; the reference is all zero; "
+            "1 equal NaN or infinite values left out",
+        ),
+    ],
+)
+def test_why_a_number_is_missing(sums: ErrorSums, reason: str) -> None:
+    assert sums.reason == reason
+
+
+def test_tensors_of_one_layout_are_read_without_a_copy() -> None:
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    column = torch.randn(6, 4)[:, 0]
+    for tensors in ((image, image.clone()), (image.transpose(0, 1), image.transpose(0, 1)), (column[None, :1],)):
+        (chunk,) = chunks(tensors)
+        assert [part.data_ptr() for part in chunk] == [each.data_ptr() for each in tensors]
+    # Of unlike layouts, elements still come in one order.
+    ((left, right),) = chunks((image, image.contiguous()))
+    assert torch.equal(left, right)
+    assert [len(part) for (part,) in chunks((torch.ones(2 * CHUNK + 1),))] == [CHUNK, CHUNK, 1]
+
+
+def test_divergence_is_that_of_scipy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, other = torch.randn(2, 3, 4, 6, generator=generator) * 3
+    expected = scipy.stats.entropy(
+        *(scipy.special.softmax(each.double().numpy(), -1) for each in (logits, other)), axis=-1
+    )
+    assert divergence(logits, other).dtype == torch.float64
+    assert divergence(logits, other).numpy() == pytest.approx(expected, rel=1e-12)
+    half = divergence(logits.half(), other.half().requires_grad_())
+    assert half.numpy() == pytest.approx(expected, rel=0.02)
+    # A class that the reference rules out costs nothing; one that the other alone rules out costs everything.
+    masked, bare = logits.clone(), other.clone()
+    masked[..., 0] = -INF
+    bare[..., 0] = -INF
+    assert divergence(masked, bare).numpy() == pytest.approx(
+        scipy.stats.entropy(
+            *(scipy.special.softmax(each[..., 1:].double().numpy(), -1) for each in (logits, other)), axis=-1
+        )
+    )
+    assert bool((divergence(masked, other).isfinite()).all())
+    assert bool((divergence(logits, bare) == INF).all())
+    assert bool((divergence(logits, logits + 0.5) >= 0).all())
