@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the ops that the fused one must equal
 
-from pt2qa._metrics import value_range
+from pt2qa._metrics import CHUNK, value_range
 from pt2qa._simulator.fused import RoundingStats, is_exact, quantize_dequantize
 
 RANGES = {
@@ -125,3 +125,40 @@ def test_looking_at_the_values_changes_no_bit(
     result = quantize_dequantize(x, scale, zero_point, low, high, stats=stats)
     assert torch.equal(bits(result), bits(converted(x, scale, zero_point, low, high, dtype)))
     assert stats.range == value_range(result)
+
+
+def test_bounds_up_to_which_the_fused_op_is_exact() -> None:
+    most = 1 << 22
+    for place in range(3):
+        given = [0, 0, 0]
+        for bound, exact in ((most, True), (-most, True), (most + 1, False), (-most - 1, False)):
+            given[place] = bound
+            assert is_exact(*given) is exact
+
+
+CHUNKED = torch.randn(2, CHUNK + 100, generator=torch.Generator().manual_seed(3))
+"""Values of more than two chunks, whose ends are in the second and in the last one."""
+
+
+@pytest.mark.parametrize("what", ["finite", "a NaN", "infinities", "none to clamp"])
+@pytest.mark.parametrize("zero_point", [0, -20])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_noted_of_a_value_of_several_chunks(what: str, zero_point: int, known: bool) -> None:
+    x = CHUNKED.clone() * (0.1 if what == "none to clamp" else 1)
+    x[0, -1], x[1, -1] = -9, 11
+    if what == "none to clamp":
+        x[0, -1], x[1, -1] = -0.5, 0.5
+    if what == "a NaN":
+        x[0, 5] = math.nan
+    if what == "infinities":
+        x[0, 5], x[1, 7] = math.inf, -math.inf
+    stats = RoundingStats(source=value_range(x) if known and what != "a NaN" else None)
+    result = quantize_dequantize(x, 0.021, zero_point, -128, 127, stats=stats)
+    expected = converted(x, 0.021, zero_point, -128, 127, torch.int8)
+    assert torch.equal(bits(result), bits(expected))
+    assert stats.range == (float(expected.min()), float(expected.max()))
+    steps = (x * (1 / 0.021)).round().nan_to_num(nan=-zero_point, posinf=math.inf, neginf=-math.inf) + zero_point
+    assert stats.clamped == int(((steps < -128) | (steps > 127)).sum())
+    silent = RoundingStats(count=False)
+    quantize_dequantize(x, 0.021, zero_point, -128, 127, stats=silent)
+    assert (silent.clamped, silent.range) == (0, stats.range)

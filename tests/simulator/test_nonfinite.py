@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, sample_of
+from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, sample_of, unlike
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 
@@ -79,3 +80,72 @@ def test_what_quantization_alone_makes_is_told_from_what_the_float_model_makes()
 def test_the_first_wrong_sample_is_known_where_there_are_samples() -> None:
     wrong = torch.tensor([[False, False], [False, True], [True, False]])
     assert [sample_of(wrong, 3), sample_of(wrong, 2), sample_of(torch.tensor(True), 1)] == [1, -1, -1]
+
+
+INF, NAN = math.inf, math.nan
+UNLIKE: dict[str, tuple[Any, Any, tuple[str, str, list[bool]] | None]] = {
+    "finite": ([1.0, 2], [1.5, 3], None),
+    "a mask of both": ([1.0, -INF], [1.5, -INF], None),
+    "NaN in the quantized": ([1.0, 2], [1.5, NAN], ("NaN", "quantized", [False, True])),
+    "NaN in the reference": ([NAN, 2], [1.5, 2], ("NaN", "reference", [True, False])),
+    "NaN in both": ([NAN, 2], [NAN, NAN], ("NaN", "both", [True, False])),
+    "NaN beside an infinity": ([INF, 2], [2, NAN], ("NaN", "quantized", [False, True])),
+    "infinite in the quantized": ([1.0, -INF], [INF, -INF], ("infinite", "quantized", [True, False])),
+    "infinite in the reference": ([1.0, INF], [1.5, 2], ("infinite", "reference", [False, True])),
+    "opposite": ([1.0, INF], [1.5, -INF], ("infinite", "both", [False, True])),
+    "complex": ([1 + 1j, 2], [1 + 1j, complex(0, NAN)], ("NaN", "quantized", [False, True])),
+    "integers": ([1, 2], [3, 4], None),
+    "no tensors": (NAN, 1.0, None),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_is_wrong_with_a_value_in_which_model_and_where(name: str) -> None:
+    reference, quantized, expected = UNLIKE[name]
+    if name != "no tensors":
+        reference, quantized = torch.tensor(reference), torch.tensor(quantized)
+    found = unlike(reference, quantized)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (*found[:2], found[2].tolist()) == expected
+
+
+def test_infinities_of_values_of_unlike_shapes_are_not_shared() -> None:
+    found = unlike(torch.tensor([1.0, INF]), torch.tensor([1.0, INF, 2]))
+    assert found is not None
+    assert found[:2] == ("infinite", "both")
+    # torch cannot test these for NaN
+    eight = torch.tensor([1.0, NAN]).to(torch.float8_e5m2)
+    assert unlike(eight, eight) is None
+
+
+def test_a_batch_is_empty_without_samples_and_finite_outputs() -> None:
+    finite, none = torch.ones(2), torch.full((2,), NAN)
+    assert is_empty(0, [none, {"a": (3, torch.ones(0))}])
+    assert is_empty(0, [])
+    assert not is_empty(0, [none, {"a": (3, finite)}])
+    assert not is_empty(0, torch.tensor([NAN, 1.0]))
+    assert not is_empty(1, [none])
+
+
+class Parts(nn.Module):
+    """An op with several outputs, the second of which becomes infinite, and a value without samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        left, right = self.fc(x).split(2, -1)
+        return left + right + (y.sum() * 1e30).exp()
+
+
+def test_a_value_without_samples_names_none() -> None:
+    x, y = torch.linspace(-1, 1, 12).reshape(3, 4), torch.zeros(3)
+    pair = quantized_pair(Parts(), (x, y))
+    assert first_nonfinite(pair.simulator, [x, y]) is None
+    found = first_nonfinite(pair.simulator, [x, torch.ones(3)])
+    # Calibrated on zeros, the quantized model reads zeros.
+    assert found == NonFinite("exp", "reference", "infinite", -1)
