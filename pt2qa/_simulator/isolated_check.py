@@ -95,7 +95,7 @@ class IsolatedCheck:
             sums, noise = error_sums(*both), plan.found.noise.noise
             expected = math.nan if sums.nonfinite else sums.noise
             both_nan = math.isnan(expected) and math.isnan(noise)
-            if not both_nan and not abs(noise - expected) <= tolerance * max(noise, expected) + 1e-13 * sums.signal:
+            if not both_nan and not abs(noise - expected) <= tolerance * expected + 1e-13 * sums.signal:
                 raise SimulationError(
                     f"the isolated error of {plan.found.name} has a squared sum of {noise:.6g}; the nodes of the "
                     f"converted graph, run on the reference's values, give {expected:.6g}. The numbers would be "
