@@ -276,9 +276,10 @@ class _Lowering:
                 f"{self._reader_name(next(iter(node.users)))}: an in-place op writes to a quantized value or a view of "
                 "it; convert copies quantized values, so other readers miss the write"
             )
-        key = (value.node, node.name if alone or not matching else "")
+        exact = matching and not node.kwargs
+        key = (value.node, node.name if alone or not exact else "")
         if key not in self.site_slots:
-            self.site_slots[key] = self._activation_site(value, node, exact=matching and not node.kwargs, alone=alone)
+            self.site_slots[key] = self._activation_site(value, node, exact=exact, alone=alone)
         return self.site_slots[key]
 
     def _dequantized(self, node: Node, integers: Tensor, params: QuantParams) -> Stored:
@@ -323,7 +324,8 @@ class _Lowering:
             )
         result = self._new_slot()
         shareable = quant_ops.is_static_per_tensor(value.node) and not alone
-        identity = str(value.node.args[1:]) if shareable else f"slot {result.number}"
+        parameters = value.node.args[1:], dequantize.args[1:], dequantize.kwargs
+        identity = str(parameters) if shareable else f"slot {result.number}"
         first = self.same_sites.setdefault((source.number, identity), result.number)
         made = unrounded(self.steps, self.producers, source.number)
         producer = self.producers.get(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from pt2qa._simulator.lockstep import Event, lockstep
 from pt2qa._simulator.verification import graph_outputs
 from tests.flows import quantized_pair, residual_pair
 from tests.models import InPlaceViews, images
+
+ROWS = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 def found_of(pair: pt2qa.QuantizedPair, values: Sequence[Any]) -> list[Isolated]:
@@ -148,10 +151,32 @@ class Overwritten(nn.Module):
         return z + y.exp()
 
 
+class Counting(nn.Module):
+    """A buffer is written to before an op reads it."""
+
+    buf: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("buf", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        self.buf.add_(1)
+        y = y * self.buf
+        self.buf.sub_(1)
+        return y
+
+
 @pytest.mark.parametrize(
     ("model", "batch"),
-    [(InPlaceViews, images(seed=2)), (Overwritten, torch.linspace(-1, 1, 12).reshape(3, 4))],
-    ids=["views in place", "overwritten later"],
+    [
+        (Counting, torch.linspace(-1, 1, 12).reshape(3, 4)),
+        (InPlaceViews, images(seed=2)),
+        (Overwritten, torch.linspace(-1, 1, 12).reshape(3, 4)),
+    ],
+    ids=["a buffer", "views in place", "overwritten later"],
 )
 def test_regions_that_read_what_is_overwritten_are_right_or_left_out(model: type[nn.Module], batch: Tensor) -> None:
     torch.manual_seed(0)
@@ -165,6 +190,17 @@ def test_regions_that_read_what_is_overwritten_are_right_or_left_out(model: type
         if each.noise.noise:
             with pytest.raises(pt2qa.SimulationError):
                 checked(pair, [batch], [scaled(each, 1.01)])
+
+
+def test_inputs_are_the_same_without_a_handle() -> None:
+    pair, batch = residual_pair(), images(seed=2)
+    quantized = copy.deepcopy(pair.quantized)
+    for node in quantized.graph.find_nodes(op="placeholder"):
+        del node.meta["custom"]
+    check = IsolatedCheck(quantized, pair.reference, pair.program, found_of(pair, [batch])[:1], 0)
+    (plan,) = check.plans
+    assert [source.op for source in plan.sources.values()] == ["placeholder"]
+    assert next(iter(plan.sources.values())).graph is pair.reference.graph
 
 
 def test_only_elements_that_count_are_compared() -> None:
