@@ -233,17 +233,20 @@ def test_unlike_parameters_are_noted_and_run_as_the_converted_ops() -> None:
     x = two.input()
     integers = two.quantize(x, 0.1, 0)
     odd, even = two.dequantize(integers, 0.1, 1), two.dequantize(integers, 0.1, 0)
-    program, *graphs = lowered(two, two.op(ATEN.add.Tensor, odd, even))
+    coarse = two.dequantize(two.quantize(x, 0.1, 0), 0.2, 0)
+    program, *graphs = lowered(two, two.op(ATEN.add.Tensor, odd, even), coarse)
     assert [(site.exact, site.params.zero_point, site.result) for site in program.sites] == [
         (False, 0, 1),
         (True, 0, 2),
+        (False, 0, 3),
     ]
     assert list(program.notes) == [
         "dequantize_per_tensor_default: a value is quantized and dequantized with different parameters",
         "quantized_decomposed.quantize_per_tensor.default to int8 runs as the converted op: it has no exact fused form",
+        "dequantize_per_tensor_default_2: a value is quantized and dequantized with different parameters",
     ]
     assert program.steps[0].function is program.steps[0].converted
-    assert [step.duplicate_of for step in program.steps] == [None] * 3
+    assert [step.duplicate_of for step in program.steps] == [None] * 4
     check_runs(program, *graphs)
 
 
@@ -393,3 +396,41 @@ def test_strange_ops_run_as_they_are() -> None:
     program = lower(module, GraphModule(method.root, method.float), {})
     assert [step.name for step in program.steps] == ["x", "clamp (no handle, clamp)"]
     assert tensors_equal(Simulator(program).run([X], on=True), module(X))
+    assert (program.steps[1].handle, program.steps[1].module, program.steps[1].op) == (-1, "", "clamp")
+
+
+def test_modules_and_slices_run_as_they_are() -> None:
+    two = Two.new()
+    two.root.own = nn.Softplus()
+    x = two.input()
+    value = two.rounded(x, 0.1)
+    made = []
+    for n, graph in enumerate((two.float, two.quantized)):
+        size = graph.call_function(ATEN.sym_size.int, (value[n], 1))
+        part = graph.call_function(operator.getitem, (value[n], (slice(None), slice(1, size, 2))))
+        made.append(graph.call_module("own", (part,)))
+        graph.output((made[n],))
+    quantized, reference = (GraphModule(two.root, graph) for graph in (two.quantized, two.float))
+    program = lower(quantized, reference, {})
+    assert program.steps[-1].function is two.root.own
+    check_runs(program, quantized, reference)
+
+
+def test_what_ops_without_a_handle_read() -> None:
+    two = Two.new()
+    linear = two.op(ATEN.linear.default, two.rounded(two.input(), 0.1), two.weight(), two.attr("bias"))
+    quantized, reference = two.graphs(two.op(ATEN.relu.default, linear))
+    for graph in (quantized, reference):
+        for node in graph.graph.nodes:
+            node.meta.pop("custom", None)
+    program = lower(quantized, reference, {})
+    name = f"linear (no handle, {linear[1].name})"
+    assert [(step.name, step.handle) for step in program.steps[1:2]] == [(name, -1)]
+    own = linear[1].name
+    assert [(c.reader, c.handle, c.attribute, c.weight_site) for c in program.constants] == [
+        (own, -1, "weight", None),
+        (own, -1, "bias", 1),
+    ]
+    assert [(site.name, site.op, site.handle) for site in program.sites] == [("x", "input", -1), (own, "linear", -1)]
+    assert (program.input_names, program.input_handles) == (("x",), (-1,))
+    check_runs(program, quantized, reference)
