@@ -18,7 +18,7 @@ from pt2qa._simulator import fused, lockstep, verification
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Graphs, Outputs, Verification, first_inexact_site, graph_outputs
-from tests.flows import quantized_pair
+from tests.flows import quantized_pair, residual_pair
 from tests.models import Counter, images, residual
 
 
@@ -217,3 +217,177 @@ def test_an_op_that_was_exported_in_training_mode_is_named(layer: nn.Module, sai
     pair = in_training(nn.Sequential(first, nn.ReLU(), layer, last).requires_grad_(False))
     with pytest.raises(pt2qa.SimulationError, match=said):
         layers(pair, [images()])
+
+
+# -- what is compared when, and in which words -------------------------------------------------------------------------
+
+
+def graphs_of(pair: pt2qa.QuantizedPair) -> Graphs:
+    return Graphs(pair.quantized, pair.reference, Simulator(pair.program))
+
+
+@pytest.fixture
+def shared() -> pt2qa.QuantizedPair:
+    return residual_pair()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The graphs that ran."""
+    found: list[object] = []
+    right = verification.graph_values
+    monkeypatch.setattr(verification, "graph_values", lambda graph, *a: (found.append(graph), right(graph, *a))[1])
+    return found
+
+
+def test_each_kind_of_batch_is_compared_once_and_each_side_with_its_graph(
+    shared: pt2qa.QuantizedPair, ran: list[object]
+) -> None:
+    graphs, first, second = graphs_of(shared), images(seed=5), images(seed=6)
+    check = Verification(graphs)
+    run = functools.partial(verification.simulated, graphs.simulator)
+    assert check.accepts(run([first]), [first])
+    assert ran == [shared.quantized, shared.reference]
+    assert check.accepts(run([second]), [second]), "of the same kind"
+    assert check.accepts(Outputs(), [first])
+    assert len(ran) == 2
+    later = Verification(graphs)
+    assert later.accepts(run([first]), [first]), "known of another analysis"
+    assert len(ran) == 2
+    apart = [second.to(memory_format=torch.channels_last)]
+    assert later.accepts(run([first], apart), [first], apart)
+    assert ran[2:] == [shared.quantized]
+    assert later.accepts(run([first], apart), [first], apart)
+    assert later.accepts(Outputs(quantized=run([second]).quantized), apart)
+    assert len(ran) == 3
+    assert later.accepts(Outputs(reference=run(apart).reference), [second + 1])
+    assert check.notes == later.notes == []
+
+
+def test_what_the_quantized_graph_returned_need_not_be_computed_again(
+    shared: pt2qa.QuantizedPair, ran: list[object]
+) -> None:
+    graphs, batch = graphs_of(shared), images(seed=5)
+    with torch.no_grad():
+        graphs.accept([batch], shared.quantized(batch))
+    run = verification.simulated(graphs.simulator, [batch])
+    assert Verification(graphs).accepts(Outputs(quantized=run.quantized), [batch])
+    assert ran == []
+    wrong = [value + 1 for value in run.quantized]
+    with pytest.raises(pt2qa.SimulationError, match=r"op by op, both agree\. Its numbers would describe another model"):
+        Verification(graphs).accepts(Outputs(quantized=wrong), [batch])
+
+
+def test_a_fused_op_that_is_not_exact_gives_way_to_the_converted_ops(
+    shared: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, batch = graphs_of(shared), images(seed=5)
+    check = Verification(graphs)
+    steps = [step for step in shared.program.steps if step.site is not None]
+    right = steps[1].function
+    monkeypatch.setattr(steps[1], "function", lambda x, *, out=None, stats=None: right(x) + 0.5)
+    assert first_inexact_site(graphs, [batch]) == (
+        f"at {steps[1].name} the fused quantize op gives other values than the converted ops"
+    )
+    result = check.run(functools.partial(verification.simulated, graphs.simulator, [batch]), [batch])
+    assert not graphs.simulator.fused
+    assert check.notes == [
+        f"at {steps[1].name} the fused quantize op gives other values than the converted ops; the converted ops are "
+        "used instead"
+    ]
+    with torch.no_grad():
+        assert torch.equal(result.quantized[0], shared.quantized(batch))
+
+
+def test_the_first_op_that_differs_is_named(shared: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, batch = graphs_of(shared), images(seed=5)
+    step = next(step for step in shared.program.steps if step.op == "mean")
+    right = step.function
+    monkeypatch.setattr(step, "function", lambda *args, **kwargs: right(*args, **kwargs) * 1.5)
+    run = verification.simulated(graphs.simulator, [batch])
+    with pytest.raises(pt2qa.SimulationError) as error:
+        Verification(graphs).accepts(Outputs(quantized=run.quantized), [batch])
+    assert str(error.value) == (
+        "the simulator does not compute what the converted graph computes: they differ first at mean. "
+        "Its numbers would describe another model, so none are reported. Please file a bug with the model."
+    )
+    with pytest.raises(pt2qa.SimulationError) as error:
+        Verification(graphs).accepts(Outputs(reference=run.reference), [batch])
+    assert " They differ first at mean. Either the two graphs were not made from one float graph" in str(error.value)
+    assert str(error.value).endswith("or convert_pt2e changed the model.")
+
+
+def test_buffers_that_are_written_are_named_with_the_difference() -> None:
+    capture = pt2qa.capture(Counter().eval(), images())
+    pair = pt2qa.quantize(capture, "xnnpack", [images()], progress=False)
+    graphs = graphs_of(pair)
+    wrong = [value * 1.5 for value in graphs.simulator.run([images()], on=False)]
+    with pytest.raises(pt2qa.SimulationError) as error:
+        Verification(graphs).accepts(Outputs(reference=wrong), [images()])
+    assert str(error.value).endswith(
+        " The forward writes to the buffers calls; convert_pt2e treats a buffer that is quantized as a constant."
+    )
+
+
+@pytest.mark.parametrize(("error", "refused"), [(0.9e-3, False), (1.1e-3, True)])
+def test_the_reference_must_agree_to_sixty_decibels(shared: pt2qa.QuantizedPair, error: float, refused: bool) -> None:
+    graphs, batch = graphs_of(shared), images(seed=5)
+    (output,) = graphs.simulator.run([batch], on=False)
+    run = Outputs(reference=[output * (1 + error)])
+    if refused:
+        with pytest.raises(pt2qa.SimulationError, match=r"output has an SQNR of 59\.\d dB instead of at least 60 dB"):
+            Verification(graphs).accepts(run, [batch])
+    else:
+        assert Verification(graphs).accepts(run, [batch])
+
+
+def test_an_argmax_may_flip_for_one_in_a_thousand() -> None:
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x).argmax(-1)  # type: ignore[no-any-return]
+
+    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    pair = quantized_pair(Largest(), x)
+    (output,) = pair.simulator.run([x], on=False)
+    for count, refused in ((2, False), (3, True)):
+        other = output.clone()
+        other[:count] = 3 - other[:count]
+        other[:count][other[:count] == output[:count]] += 1
+        if refused:
+            with pytest.raises(pt2qa.SimulationError, match=f"output differs in {count} of 2000 values"):
+                Verification(graphs_of(pair)).accepts(Outputs(reference=[other]), [x])
+        else:
+            assert Verification(graphs_of(pair)).accepts(Outputs(reference=[other]), [x])
+
+
+def test_sites_are_switched_with_the_biases_beside_their_weights(shared: pt2qa.QuantizedPair) -> None:
+    simulator, values = Simulator(shared.program), [images(seed=5)]
+    for constant in shared.program.constants:
+        own = constant.site if constant.site is not None else constant.weight_site
+        for on in (True, False, [], [own], {site.index for site in shared.sites} - {own}):
+            read = simulator.environment(values, on)[constant.slot]
+            quantized = on is True or (not isinstance(on, bool) and own in on)
+            assert read is (constant.stored if quantized else constant.reference)
+
+
+def test_a_value_that_is_sent_into_a_walk_takes_its_place(shared: pt2qa.QuantizedPair) -> None:
+    simulator, values = Simulator(shared.program), [images(seed=5)]
+    walk, sent = simulator.walk(values, False), None
+    with torch.no_grad():
+        while True:
+            try:
+                step, value = walk.send(sent)
+            except StopIteration as end:
+                (output,) = end.value
+                break
+            sent = value * 2 if step.op == "mean" else None
+        (plain,) = simulator.run(values, on=False)
+    bias = next(
+        each.reference for each in shared.program.constants if each.reader == "fc/linear" and each.argument == 2
+    )
+    torch.testing.assert_close(output - bias, (plain - bias) * 2)
+    assert output.shape == (2, 4)
