@@ -86,6 +86,9 @@ def test_an_op_of_the_value_alone_runs_in_the_pieces_of_the_op_before_it(
 # -- every field of every event ----------------------------------------------------------------------------------------
 
 
+CHOOSE = torch.ops.quantized_decomposed.choose_qparams.tensor
+
+
 class Plain:
     """What an event should hold, from plain runs of the two models and of each group by itself."""
 
@@ -122,10 +125,11 @@ class Plain:
 
     def clamped(self, step: Step) -> int:
         """How many values of the quantized run the clamp of a site moves."""
-        params = self.program.sites[step.site or 0].params
+        params, value = self.program.sites[step.site or 0].params, self.runs[True][step.reads[0]]
+        scale, zero_point = params.scale, params.zero_point
         if params.dynamic:
-            return 0  # the range is that of the value
-        steps = (self.runs[True][step.reads[0]] * (1 / params.scale)).round() + params.zero_point
+            scale, zero_point = CHOOSE(value, params.quant_min, params.quant_max, 1e-9, torch.int8)
+        steps = (value * (1 / float(scale))).round() + int(zero_point)
         return int(((steps < params.quant_min) | (steps > params.quant_max)).sum())
 
 
