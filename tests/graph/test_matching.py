@@ -412,3 +412,51 @@ def test_specs_of_an_annotation_and_the_ops_that_have_one() -> None:
     made.sum.meta[ANNOTATION] = QuantizationAnnotation(None, eight)
     made.x.meta[ANNOTATION] = QuantizationAnnotation(None, eight)
     assert annotated_ops(made.graph.nodes) == Counter(linear=2, add=1)
+
+
+def test_parts_of_an_op_have_the_handle_of_the_op_that_they_go_back_to() -> None:
+    class Source:
+        """As torch notes where a node comes from."""
+
+        def __init__(self, name: str, earlier: Source | None = None) -> None:
+            self.graph_id, self.name = 1, name
+            self.from_node = [] if earlier is None else [earlier]
+
+    known, other = Ops(), Ops()
+    assign_handles(known.module)
+    relu = other.relu
+    with other.graph.inserting_before(relu):
+        part = other.in_module(ATEN.exp.default, "elsewhere", other.part)
+    relu.args = (part,)
+    for node, name in ((known.relu, "r"), (relu, "r"), (part, "r"), (known.sum, "s"), (other.sum, "s")):
+        node.meta["from_node"] = [Source("copy", Source(name))]
+    # Of two ops that go back to one, as many of a kind are the same.
+    for made in (known, other):
+        for node in made.linears:
+            node.meta["from_node"] = [Source("linear")]
+    give_handles(known.module, other.module)
+    assert (handle_of(part), handle_of(relu)) == (6, 6)
+    assert handles(other)[2:4] == handles(known)[2:4]
+    assert handle_of(other.sum) == handle_of(known.sum)
+    # Ops of nested graphs have no note: their names decide; so do those of all others without one.
+    assert handle_of(other.inner) == handle_of(known.inner)
+    assert names_of(other.module)[6].op == "relu"
+
+
+def test_outputs_and_nested_ops_have_the_module_of_their_op_unless_they_know_their_own() -> None:
+    made = Ops()
+    for node, path in ((made.split, "s"), (made.cond, "m")):
+        node.meta[MODULE_STACK] = {path: (path, "own.Block")}
+    assign_handles(made.module)
+    names = names_of(made.module)
+    found = [names[handle_of(node) or 0] for node in (made.split, made.part, made.cond, made.inner, made.chosen)]
+    assert [(name.name, name.module, name.module_type) for name in found] == [
+        ("s/split", "s", "Block"),
+        ("s/split[1]", "s", "Block"),
+        ("m/cond", "m", "Block"),
+        ("m/cond.true/neg", "m", "Block"),
+        ("m/cond[0]", "m", "Block"),
+    ]
+    made.inner.meta[MODULE_STACK] = {"n": ("n", "own.Other")}
+    (inner,) = (name for name in names_of(made.module).values() if name.op == "neg")
+    assert (inner.name, inner.module, inner.module_type) == ("m/cond.true/neg", "n", "Other")

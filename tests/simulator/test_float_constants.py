@@ -199,7 +199,7 @@ def test_constants_of_inference_mode_are_copied() -> None:
     assert run_on_constants(add, lambda arg: torch.ones(1), torch.zeros(1)).tolist() == [2.0]
 
 
-# -- runs of a graph -----------------------------------------------------------------------------------------------------
+# -- runs of a graph ---------------------------------------------------------------------------------------------------
 
 
 def test_a_constant_is_dequantized_right_before_its_first_reader() -> None:
@@ -227,7 +227,7 @@ def test_a_constant_is_dequantized_right_before_its_first_reader() -> None:
     assert changed.run(X)[0].shape == weight.shape
 
 
-# -- facts of a program --------------------------------------------------------------------------------------------------
+# -- facts of a program ------------------------------------------------------------------------------------------------
 
 
 def test_values_of_inputs_outside_of_their_ranges() -> None:

@@ -434,3 +434,51 @@ def test_what_ops_without_a_handle_read() -> None:
     assert [(site.name, site.op, site.handle) for site in program.sites] == [("x", "input", -1), (own, "linear", -1)]
     assert (program.input_names, program.input_handles) == (("x",), (-1,))
     check_runs(program, quantized, reference)
+
+
+def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> None:
+    outer = Two.new()
+    inner = Two.new()
+    value = inner.rounded(inner.input(), 0.05, 2)
+    linear = inner.op(ATEN.linear.default, value, inner.weight(), inner.attr("bias"))
+    bodies = inner.graphs(inner.op(ATEN.relu.default, linear))
+    x = outer.input()
+    condition = tuple(graph.get_attr("condition") for graph in (outer.float, outer.quantized))
+    outer.root.register_buffer("condition", torch.tensor(True))
+    held = tuple(graph.get_attr("body") for graph in (outer.float, outer.quantized))
+    made = []
+    for n, graph in enumerate((outer.float, outer.quantized)):
+        called = graph.call_function(torch.ops.higher_order.cond, (condition[n], held[n], held[n], [x[n]]))
+        made.append(graph.call_function(operator.getitem, (called, 0)))
+        graph.output((made[n],))
+    roots = [nn.Module(), nn.Module()]
+    for root, body in zip(roots, bodies, strict=True):
+        root.register_buffer("condition", torch.tensor(True))
+        root.body = body
+    quantized, reference = (
+        GraphModule(root, graph) for root, graph in zip(roots, (outer.quantized, outer.float), strict=True)
+    )
+    for module in (quantized, reference):
+        assign_handles(module)
+    handles = {"cond": 1, "linear": 2}
+    ops = [node for node in bodies[0].graph.nodes if node.target is ATEN.linear.default]
+    ops += [node for node in bodies[1].graph.nodes if node.target is ATEN.linear.default]
+    for node in ops:
+        node.meta["custom"] = {"numeric_debug_handle": handles["linear"]}
+    program = lower(quantized, reference, names_of(reference))
+    assert [(site.index, site.kind, site.name, site.op, site.nested) for site in program.sites] == [
+        (0, "activation", "cond.true/input[0]", "input", True),
+        (1, "weight", "cond.true/linear", "linear", True),
+    ]
+    (body,) = (each for each in program.constants if type(each.stored).__name__ == "Nested")
+    assert (body.stored.sites, body.reference is body.stored, body.argument, body.site) == ((0, 1), True, 1, None)
+    assert {site.source for site in program.sites} == {site.result for site in program.sites} == {body.slot}
+    assert [site.params.zero_point for site in program.sites[:1]] == [2]
+    constants = {each.attribute: each for each in body.stored.program.constants}
+    assert torch.equal(constants["weight"].reference, WEIGHT)
+    assert program.notes == ()
+    check_runs(program, quantized, reference)
+    simulator = Simulator(program)
+    plain = [simulator.run([X], on=on)[0] for on in (False, [0], [1], [0, 1], True)]
+    assert len({str(each) for each in plain}) == 4
+    assert torch.equal(plain[3], plain[4])
