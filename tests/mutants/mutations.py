@@ -95,7 +95,7 @@ def _short(text: str) -> str:
 
 
 def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """Each node with the field that holds it; texts, types and what only errors say are left out."""
+    """Each node with the field that holds it; texts, types, assertions and what only errors say are left out."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "keywords_of_class") or isinstance(tree, ast.JoinedStr):
             continue
@@ -104,7 +104,7 @@ def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]
         if isinstance(tree, ast.AnnAssign) and name == "target":
             continue
         for index, node in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(node, ast.AST) and not _is_text(node):
+            if isinstance(node, ast.AST) and not _is_text(node) and not _is_strict(tree, node):
                 yield tree, name, index if isinstance(value, list) else None, node
                 yield from _places(node)
 
@@ -112,6 +112,13 @@ def _places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]
 def _is_text(node: ast.AST) -> bool:
     value = node.value if isinstance(node, ast.Expr) else node
     return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+def _is_strict(tree: ast.AST, node: ast.AST) -> bool:
+    """Whether a node is ``strict=True`` of a zip, which is an assertion, too."""
+    is_zip = isinstance(tree, ast.Call) and getattr(tree.func, "id", "") == "zip"
+    strict = isinstance(node, ast.keyword) and node.arg == "strict" and getattr(node.value, "value", False)
+    return is_zip and bool(strict)
 
 
 def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:

@@ -22,7 +22,7 @@ def find(values, low=0, *, strict=True):
     """The first value that is large."""
     if not values:
         raise ValueError(f"no {low} values")
-    total = sum(value for value in values if value > low)
+    total = sum(value for value, _ in zip(values, values, strict=True) if value > low)
     return min(total, LIMIT) - 1 if strict and total else None
 '''
 
@@ -48,6 +48,7 @@ def test_every_fault_changes_the_code_and_none_a_text() -> None:
     assert len(sources) == len(found) > 12
     assert ast.unparse(ast.parse(SOURCE)) not in sources
     assert all("no {low} values" in source and '"""A module."""' in source for source in sources)
+    assert all("strict=True" in source for source in sources)
     changes = {f"{each.before} -> {each.after}" for each in found}
     assert {
         "3 -> 4",
