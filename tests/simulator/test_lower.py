@@ -482,3 +482,17 @@ def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> 
     plain = [simulator.run([X], on=on)[0] for on in (False, [0], [1], [0, 1], True)]
     assert len({str(each) for each in plain}) == 4
     assert torch.equal(plain[3], plain[4])
+
+
+def test_a_rounded_value_that_is_written_to_is_one_of_its_own_only_where_others_see_the_write() -> None:
+    for seen in (False, True):
+        two = Two.new()
+        integers = two.quantize(two.input(), 0.1, 0)
+        first, second = (two.dequantize(integers, 0.1, 0) for _ in range(2))
+        view = two.op(ATEN.view.default, first, [4, 4]) if seen else second
+        relu = two.op(ATEN.relu_.default, first)
+        program, quantized, _ = lowered(two, two.op(ATEN.add.Tensor, relu, view), second)
+        assert [site.result for site in program.sites] == ([1, 2] if seen else [1])
+        assert [step.duplicate_of for step in program.steps if step.site is not None] == [None] * len(program.sites)
+        assert program.may_share != seen
+        assert tensors_equal(Simulator(program).run([X], on=True), quantized(X.clone()))
