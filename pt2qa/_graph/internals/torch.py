@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -147,7 +146,7 @@ def dynamic_dimensions(values: Sequence[Any]) -> tuple[Any, ...]:
             return torch.export.Dim.AUTO
         if expression not in known:
             upper = size.node.shape_env.var_to_range[expression].upper
-            bound = {"max": int(upper)} if upper.is_Integer and int(upper) < sys.maxsize - 1 else {}
+            bound = {"max": int(upper)} if upper.is_Integer else {}
             known[expression] = torch.export.Dim(f"size{len(known)}", **bound)
         return known[expression]
 
