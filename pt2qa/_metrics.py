@@ -271,10 +271,8 @@ def chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     if any(tensor.is_complex() for tensor in tensors):
         tensors = [torch.view_as_real(tensor.to(torch.complex128).resolve_conj()) for tensor in tensors]
     strides = tensors[0].stride()
-    if not tensors[0].is_contiguous() and all(tensor.stride() == strides for tensor in tensors):
-        order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-        tensors = [tensor.permute(order) for tensor in tensors]
-    return zip(*(tensor.detach().reshape(-1).split(CHUNK) for tensor in tensors), strict=True)
+    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+    return zip(*(tensor.detach().permute(order).reshape(-1).split(CHUNK) for tensor in tensors), strict=True)
 
 
 class _Scratch(threading.local):

@@ -140,7 +140,7 @@ CHUNKED = torch.randn(2, CHUNK + 100, generator=torch.Generator().manual_seed(3)
 """Values of more than two chunks, whose ends are in the second and in the last one."""
 
 
-@pytest.mark.parametrize("what", ["finite", "a NaN", "infinities", "none to clamp"])
+@pytest.mark.parametrize("what", ["finite", "a NaN", "infinities", "none to clamp", "not plain"])
 @pytest.mark.parametrize("zero_point", [0, -20])
 @pytest.mark.parametrize("known", [False, True])
 def test_what_is_noted_of_a_value_of_several_chunks(what: str, zero_point: int, known: bool) -> None:
@@ -148,6 +148,8 @@ def test_what_is_noted_of_a_value_of_several_chunks(what: str, zero_point: int, 
     x[0, -1], x[1, -1] = -9, 11
     if what == "none to clamp":
         x[0, -1], x[1, -1] = -0.5, 0.5
+    if what == "not plain":
+        x = x.t()
     if what == "a NaN":
         x[0, 5] = math.nan
     if what == "infinities":
