@@ -140,6 +140,11 @@ def _is(node: Node, op: str) -> bool:
         ("matmul", [(0, False, True), (1, False, False)], "float", False),
         ("lstm", [(0, False, True), (1, True, False), (2, True, True), (2, True, False)], "quantized", True),
         ("lstm", [(0, False, True), (2, True, False), (2, True, False)], "input only", False),
+        ("bilinear", [(0, False, False), (1, False, True), (2, True, True), (3, True, False)], "input only", True),
+        ("lstm_cell", [(n, n > 1, n in (0, 4)) for n in range(5)], "input only", False),
+        ("lstm_cell", [(n, n > 1, n == 1) for n in range(5)], "input only", False),
+        ("lstm_cell", [(n, n > 1, n == 2) for n in range(5)], "weight only", True),
+        ("lstm_cell", [(n, n > 1, n == 3) for n in range(5)], "weight only", True),
     ],
 )
 def test_what_counts_is_what_is_multiplied(
