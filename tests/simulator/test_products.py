@@ -141,6 +141,8 @@ def _is(node: Node, op: str) -> bool:
         ("lstm", [(0, False, True), (1, True, False), (2, True, True), (2, True, False)], "quantized", True),
         ("lstm", [(0, False, True), (2, True, False), (2, True, False)], "input only", False),
         ("bilinear", [(0, False, False), (1, False, True), (2, True, True), (3, True, False)], "input only", True),
+        ("scaled_dot_product_attention", [(n, False, n != 0) for n in range(4)], "float", False),
+        ("scaled_dot_product_attention", [(n, False, n != 1) for n in range(4)], "float", False),
         ("lstm_cell", [(n, n > 1, n in (0, 4)) for n in range(5)], "input only", False),
         ("lstm_cell", [(n, n > 1, n == 1) for n in range(5)], "input only", False),
         ("lstm_cell", [(n, n > 1, n == 2) for n in range(5)], "weight only", True),
