@@ -160,7 +160,7 @@ def story_of(search: Search, after: Outcome | None) -> str:
         name: f"on the kernels {_shown(row.sqnr, 'dB') if math.isnan(row.value) else _shown(row.value, unit)}"
         for name, row in search.deployed.items()
     }
-    if after is None or "deployed, after" not in kernels:
+    if "deployed, after" not in kernels:
         steps += kernels.values()
     many = "remedy" if len(search.rows) == 1 else "remedies"
     if after is not None:
