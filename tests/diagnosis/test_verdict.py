@@ -165,6 +165,8 @@ def test_without_a_cause_it_says_why() -> None:
     assert of(high, out_of_reach=30.0, tried=tried).endswith(
         "would give 30.0 dB. The best of those that were tried is range, +3 dB: chance."
     )
+    little = [TriedRow("bias", "", "", 0.5, "chance")]
+    assert of(high, out_of_reach=30.0, tried=little).endswith("those that were tried is bias, +0.5 dB: chance.")
     nothing = [TriedRow("bias", "", "", 0.0, "none")]
     assert of(high, out_of_reach=30.0, tried=nothing).endswith("would give 30.0 dB.")
     held = {"shares": (0.1, 0.6, 0.0, 0.0, 0.55)}
@@ -173,7 +175,7 @@ def test_without_a_cause_it_says_why() -> None:
     assert of(low, shares=(0.5, 0.5, 0.0, 0.0, 0.0)).startswith("No single cause")  # half is not most
     amplified = ". The model itself amplifies rounding errors: even with ranges fitted per channel, 8 bits give "
     assert (
-        of(low, bounds={"fitted": of_db(10.0), "by channel": poor, "x": nan})
+        of(low, bounds={"x": nan, "fitted": of_db(10.0), "by channel": poor})
         == f"15.0 dB{amplified}19.9 dB{over}.{none}"
     )
     whole = {"whole": (3, 1)}
