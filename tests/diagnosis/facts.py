@@ -92,7 +92,8 @@ def joined(quantizer: str) -> Case:
     batches = list(torch.randn(4, 8, 8))
     options = {"inputs": AFFINE, "outputs": EXACT, "int32_bias": True}
     own = PlainQuantizer(("linear", "relu"), **options) if quantizer == "plain" else quantizer  # type: ignore[arg-type]
-    return case_of(quantized_pair(Joined(), batches[0], own, batches=batches), batches)
+    shapes = {"x": {0: torch.export.Dim.AUTO}}
+    return case_of(quantized_pair(Joined(), batches[0], own, batches=batches, dynamic_shapes=shapes), batches)
 
 
 class Changed:

@@ -60,7 +60,7 @@ def test_the_noisiest_regions_are_kept_in_float_alone_and_together() -> None:
     assert said(together) == {
         "cause": "precision",
         "name": "c/linear",
-        "others": ("c/linear", "x", "slice", "c/linear", "a/linear"),
+        "others": ("c/linear", "x", "slice_1", "c/linear", "a/linear"),
         "evidence": "75.00 % of the noise of all sites comes from 3 sites (error budget)",
         "remedy": "keep these ops in float: c/linear, a/linear",
         "cost": macs(["c/linear", "a/linear"]),

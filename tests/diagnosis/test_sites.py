@@ -73,7 +73,7 @@ def test_masks_are_one_hypothesis_and_its_edits_free_each_once() -> None:
 def test_the_mask_that_is_named_is_no_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     made = with_facts(joined("xnnpack"), ranges=ranges(s0=(-1e4, 1.0), s6=(-1e4, 1.0)), constants={0: None})
     (mask,) = sites.masked(made)
-    assert mask.name == "slice"
+    assert mask.name == "slice_1"
     made.constants = {0: None, 6: None}  # type: ignore[dict-item]
     (mask,) = sites.masked(made)
     assert mask.name == "x"
@@ -251,7 +251,7 @@ def test_what_most_sites_have_in_common_is_no_fault_of_one() -> None:
     assert [(each.cause, each.name) for each in found] == [("observer", "x")]
     assert found[0].remedy == (
         "annotate another observer: MinMaxObserver covers all values of the calibration data "
-        "(int8: x, b/linear, slice, c/linear)"
+        "(int8: x, b/linear, slice_1, c/linear)"
     ) or found[0].remedy.startswith("annotate another observer")
     assert found[0].share == pytest.approx(0.9)
     assert unfit(most, case=apart, at_fault=True) == []
@@ -296,8 +296,8 @@ def test_a_value_that_is_rounded_twice_shares_no_scale() -> None:
     (found,) = sites.twice(with_facts(other, {6: 0.25, 0: 0.75}))
     assert said(found) == {
         "cause": "broken-sharing",
-        "name": "slice",
-        "others": ("slice",),
+        "name": "slice_1",
+        "others": ("slice_1",),
         "evidence": f"scale {own:.4g} at cat, and {2 * own:.4g} here for the same values",
         "remedy": "share the scale: SharedQuantizationSpec of the input, since the op only moves values",
         "share": pytest.approx(0.25),
