@@ -138,8 +138,7 @@ def spec_read(annotations: Annotations, source: str, reader: str) -> Any | None:
 
 def differing(one: Any, other: Any) -> tuple[str, ...]:
     """The attributes of :data:`COMPARED` in which two specs differ."""
-    missing = object()
-    return tuple(name for name in COMPARED if getattr(one, name, missing) != getattr(other, name, missing))
+    return tuple(name for name in COMPARED if getattr(one, name, None) != getattr(other, name, None))
 
 
 FEW_CHANNELS = 0.1
