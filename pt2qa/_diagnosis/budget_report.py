@@ -249,4 +249,4 @@ class ErrorBudget(DataReport):
 
 
 def _percent(part: float) -> str:
-    return "<1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
+    return "<1 %" if 0 < part <= 0.005 else f"{100 * part:.0f} %"

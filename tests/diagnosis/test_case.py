@@ -212,6 +212,10 @@ def test_weights_in_place_are_int8_by_output_channel() -> None:
     torch.testing.assert_close(scale.float(), weight.abs().amax(1) / 127, rtol=1e-5, atol=0)
     rounded = case.fitted_weights[3].value(weight.clone())
     torch.testing.assert_close(rounded, (weight / scale[:, None]).round() * scale[:, None], check_dtype=False)
+    other: Any = Changed(case.constants[3], quantized=torch.ones(16, 16))
+    of_float = with_facts(case, constants={**case.constants, 3: other}).fitted_weights[3].params
+    assert of_float is not None
+    assert torch.equal(torch.as_tensor(of_float.scale), scale)
     wide = facts.with_params(case, {3: {"dtype": "int16"}, 1: {"dtype": "uint8"}})
     assert set(wide.fitted_weights) == {1, 7}
     plain = joined("plain")
@@ -359,6 +363,16 @@ def test_variants_are_what_is_played_and_the_mechanisms() -> None:
     assert made._variants(case.pair.sites[0])["by channel"].end(value.clone()).tolist() == [18.0]
     treated = Case(case.pair, case.judge, case.data, case.now, Treatment(as_deployed=True))
     assert list(treated._variants(case.pair.sites[0])) == ["quantized"]
+
+
+def test_the_noise_of_another_pair_is_its_own() -> None:
+    """Of the pair after edits, say, which the judge has not run."""
+    case = joined("xnnpack")
+    coarse = joined("x86")
+    own = Case(coarse.pair, case.judge, case.data, case.now)
+    batches = torch.cat(list(case.data.batches))
+    noise = (coarse.pair.reference(batches) - coarse.pair.quantized(batches)).double().square().sum()
+    assert own.noises.measured == pytest.approx(float(noise), rel=1e-3)
 
 
 def test_costs_are_counted_in_one_run_unless_they_are_known() -> None:

@@ -376,7 +376,7 @@ def test_what_leaves_int8_must_beat_what_is_free(search: Search) -> None:
 
 
 def test_what_repairs_give_helps_if_it_is_certain_and_worth_a_row(search: Search) -> None:
-    made = additive(search, {"a": 0.5, "b": 0.001, "rest": 0.499})
+    made = additive(search, {"a": 0.5, "b": 0.001, "c": 0.014, "rest": 0.485})
     assert made.from_repair is None
     assert not made.repair_helps
     made.free = made.case.judge.outcome(remedy("range", "a").treatment)
@@ -385,6 +385,8 @@ def test_what_repairs_give_helps_if_it_is_certain_and_worth_a_row(search: Search
     assert made.repair_helps
     made.free = made.case.judge.outcome(remedy("range", "b").treatment)
     assert not made.repair_helps
+    made.free = made.case.judge.outcome(remedy("range", "c").treatment)
+    assert made.repair_helps  # an error of 0.007: half of a hundredth is enough
     made.free = made.case.judge.outcome(Treatment())
     assert not made.repair_helps
     of_metric = additive(search, {"a": 0.5, "b": 0.001, "rest": 0.499}, value=lambda gone: 0.5 + 0.001 * len(gone))
