@@ -127,7 +127,7 @@ def check(
     context = CheckContext(
         given=kind,
         value=subject,
-        args=args,
+        args=() if args is None and kwargs is not None else args,
         kwargs=kwargs,
         quantizer=quantizer,
         qat=qat or (kind == "pair" and subject.recipe is not None and subject.recipe.qat),
