@@ -174,6 +174,10 @@ def test_a_context_knows_what_follows_from_its_subject() -> None:
     assert foreign.known("plugin") is None
     assert foreign.unshared == frozenset()
     assert {product.state for product in foreign.products} == {"quantized"}
+    for change in ({"recipe": None}, {"capture": None}):
+        half = CheckContext("pair", replace(pair, **change))
+        assert {(product.state, product.annotated) for product in half.products} == {("quantized", None)}
+    assert {(product.state, product.annotated) for product in of_pair.products} == {("quantized", True)}
     with pytest.raises(UnavailableError, match="without data: pass batches="):
         of_pair.layers  # noqa: B018
     assert of_pair.weights
