@@ -392,3 +392,153 @@ def test_what_decomposed_programs_mean_for_a_quantizer() -> None:
     assert programs._outcome(none) == "which looks for conv2d, batch_norm and linear"
     none.errors["annotations"] = ValueError("no op")
     assert programs._outcome(none) == "which fails: no op"
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {"val": torch.empty(shape, dtype=dtype, device="meta")}
+
+
+def recurrent(op: str, *held: int, others: int) -> list[Found]:
+    """Of a model with an op that reads matrices of these sizes, and other parameters."""
+    reads = [SimpleNamespace(op="get_attr", meta=meta(size, 1)) for size in held]
+    reads += [SimpleNamespace(op="get_attr", meta=meta(7)), SimpleNamespace(op="placeholder", meta=meta(9, 9))]
+    node = SimpleNamespace(op="call_function", target=op, all_input_nodes=reads)
+    loose = SimpleNamespace(op="get_attr", target=op, all_input_nodes=[])
+    graph = SimpleNamespace(parameters=lambda: [torch.empty(size) for size in (*held, others)])
+    context: Any = SimpleNamespace(graph=graph, nodes={"rnn": node, "loose": loose})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capturing, "op_of", lambda target: target)
+        return list(capturing.opaque_recurrent.find(context))
+
+
+def test_half_of_the_parameters_in_a_recurrent_op_is_an_error() -> None:
+    (half,) = recurrent("lstm", 600, 400, others=1000)
+    assert half.why == "2 matrices with 1,000 of the model's 2,000 parameters (50%) stay in float"
+    assert (half.severity, half.value) == ("error", 0.5)
+    assert half.fix == (
+        'pt2qa.capture(model, args, decompose=("lstm",)) unrolls it into linears, for sequences of one length'
+    )
+    (less,) = recurrent("gru_cell", 600, 400, others=1001)
+    assert less.severity == "warning"
+    assert less.fix == "write the cell with nn.Linear: a product of the input, one of the state, and the gates"
+    assert '("rnn",)' in recurrent("rnn_tanh", 1, others=1)[0].fix
+    (none,) = recurrent("lstm", others=0)
+    assert (none.severity, none.value) == ("warning", 0.0)
+    assert recurrent("linear", 1, others=1) == []
+
+
+def fixed(kind: str, guards: bool, *inputs: tuple[str, Any]) -> list[Found]:
+    nodes = [SimpleNamespace(op="placeholder", target=name, meta={"val": value}) for name, value in inputs]
+    graph = SimpleNamespace(graph=SimpleNamespace(nodes=["guards"] if guards else []))
+    context: Any = SimpleNamespace(graph=graph, given=kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capturing, "user_inputs", lambda graph: nodes)
+        patch.setattr(capturing, "calls_guards", lambda node: node == "guards")
+        return list(capturing.fixed_batch.find(context))
+
+
+def test_inputs_of_one_batch_size_are_told_with_the_shapes_to_give() -> None:
+    both = (("x", torch.empty(4, 2)), ("size", 3), ("scalar", torch.empty(())), ("y", torch.empty(8)))
+    shapes = "{'x': {0: torch.export.Dim.AUTO}, 'y': {0: torch.export.Dim.AUTO}}"
+    found = fixed("capture", False, *both)
+    assert [(each.name, each.why, each.severity) for each in found] == [
+        ("x", "accepts only batches of 4", None),
+        ("y", "accepts only batches of 8", None),
+    ]
+    advice = f"capture with dynamic_shapes={shapes} if batches of other sizes occur, such as a smaller last one"
+    assert {each.fix for each in found} == {advice}
+    guarded = fixed("graph", True, *both)
+    assert [(each.name, each.severity) for each in guarded] == [("x", "warning"), ("y", "warning")]
+    why = "accepts size 8 in dimension 0; _guards_fn fails on any other, before and after convert"
+    assert guarded[1].why == why
+    assert guarded[1].fix == (
+        f"export with dynamic_shapes={shapes}, or use the graph without guards: program.module(check_guards=False)"
+    )
+    assert fixed("graph", False, *both) == []
+    with pytest.raises(DoesNotApplyError, match="to models without tensors as inputs"):
+        fixed("capture", False, ("size", 3), ("scalar", torch.empty(())))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "why"),
+    [
+        ((torch.int64, torch.bool, torch.int64), "forward returns only int64, bool"),
+        ((torch.int64, torch.float16), ""),
+        ((torch.complex64,), ""),
+    ],
+)
+def test_outputs_that_are_integers_alone(dtypes: tuple[torch.dtype, ...], why: str) -> None:
+    graph = torch.fx.Graph()
+    leaves = [graph.placeholder(f"x{at}") for at in range(len(dtypes))]
+    for leaf, dtype in zip(leaves, dtypes, strict=True):
+        leaf.meta.update(meta(2, dtype=dtype))
+    graph.output((*leaves, 3))
+    context: Any = SimpleNamespace(graph=torch.fx.GraphModule(nn.Module(), graph))
+    assert [found.why for found in capturing.no_float_output.find(context)] == [why] * bool(why)
+    for leaf in leaves:
+        leaf.meta["val"] = 3
+    with pytest.raises(DoesNotApplyError, match="to models that return no tensor"):
+        list(capturing.no_float_output.find(context))
+
+
+def test_ops_in_nested_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {
+        "one": ["call_function", "placeholder"],
+        "three": ["call_function"] * 3,
+        "none": ["output"],
+        "plain": None,
+    }
+    bodies = {name: None if ops is None else [("body", ops)] for name, ops in counts.items()}
+    monkeypatch.setattr(capturing, "nested_graphs", lambda node, graph: bodies[node.name])
+    monkeypatch.setattr(capturing, "walk", lambda ops: [SimpleNamespace(node=SimpleNamespace(op=op)) for op in ops])
+    monkeypatch.setattr(capturing, "op_of", lambda target: "cond")
+    nodes = [SimpleNamespace(name=name, target=None) for name in counts]
+    context: Any = SimpleNamespace(
+        graph=SimpleNamespace(graph=SimpleNamespace(nodes=nodes)), name_of=lambda node: node.name
+    )
+    found = {
+        each.name: (each.why.partition(" in float")[0], each.value) for each in capturing.nested_graph.find(context)
+    }
+    assert found == {
+        "one": ("prepare leaves the one op in its nested graph", 1),
+        "three": ("prepare leaves the 3 ops in its nested graphs", 3),
+        "none": ("prepare leaves the 0 ops in its nested graphs", 0),
+    }
+
+
+def test_modules_that_are_never_called_are_counted_by_their_parameters() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.small = nn.Linear(4, 4), nn.Linear(4, 1)
+            self.large = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    found = pt2qa.check(Net().eval(), torch.ones(1, 4), rules=["module-never-called"])
+    assert [(row.name, row.why, row.value) for row in found] == [
+        ("large", "Sequential with 1,804 parameters that forward never reads", 1804),
+        ("small", "Linear with 5 parameters that forward never reads", 5),
+    ]
+
+
+class Twice(nn.Module):
+    """A block that is called twice, a part of it once more, and another one three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.act = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.block(self.act(self.block(x))))
+        return self.act(self.block[0](x))
+
+
+def test_calls_of_a_part_are_told_where_they_are_more_than_those_of_the_whole() -> None:
+    found = pt2qa.check(Twice().eval(), torch.ones(1, 4), rules=["shared-module"])
+    assert {row.name: row.why.partition(";")[0] for row in found} == {
+        "block": "called 2 times",
+        "block.0": "called 3 times",
+        "act": "called 3 times",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from pt2qa._diagnosis.analysis import _needed
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
-from pt2qa._diagnosis.search import ALIKE, COSTLY, HIDDEN, NATURAL, Search, _how
+from pt2qa._diagnosis.search import ALIKE, COSTLY, HIDDEN, NATURAL, Search, _how, _source
 from pt2qa._diagnosis.worth import Worth
 from pt2qa._repair.guard import Method
 from pt2qa._simulator.data import Data
@@ -27,6 +28,7 @@ from pt2qa._trials.target import Target
 from pt2qa._trials.treatment import Treatment
 from pt2qa.errors import DeploymentError, Pt2qaError
 from pt2qa.overrides.plan import Edit
+from tests.diagnosis import facts
 from tests.flows import quantized_pair
 
 
@@ -710,6 +712,41 @@ def test_repairs_are_fitted_to_what_is_free(
     assert [(row.cause, row.name, row.remedy, row.reason) for row in made.tried] == [
         ("range", "", "ranges, as pt2qa.repair does", reason)
     ] * bool(reason)
+
+
+def test_precision_is_looked_for_in_the_pair_with_the_remedies(search: Search) -> None:
+    """What edits leave as it was need not be measured again, unless they change how much noise ops make."""
+    case = search.case
+    assert search._treated() is case
+    case.known_noises = facts.noises({0: 0.5, 1: 0.25, (0, "fitted"): 0.125})
+    search.state = Treatment(edits=(Edit("float", ("4/linear",)),))
+    treated = search._treated()
+    assert treated is not case
+    assert treated.state == search.state
+    assert treated.now is search.quality
+    assert len(treated.pair.sites) < len(case.pair.sites)
+    assert treated.known_noises is not None
+    assert treated.known_noises.noise == {(0, "quantized"): 0.5, (1, "quantized"): 0.25}
+    assert treated.costs is case.costs
+    for other in (
+        Treatment(edits=(Edit("float", ("4/linear",)), Edit("int8_weight", ("2/linear",)))),
+        Treatment(options=(("per_channel", False),)),
+        Treatment(data=case.data),
+    ):
+        search.state = other
+        assert search._treated().known_noises is None
+
+
+def test_the_line_of_an_op_is_that_of_its_graph() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x.tanh()  # here
+
+    own = quantized_pair(Net(), torch.randn(2, 4))
+    line = next(at for at, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# here"))
+    assert _source(own, "add") == f"test_search.py:{line}"
+    assert _source(own, "unknown") == ""
+    assert _source(replace(own, float_graph=None), "add") == f"test_search.py:{line}"
 
 
 def test_causes_of_degree_are_causes() -> None:
