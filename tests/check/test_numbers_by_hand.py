@@ -434,3 +434,50 @@ def test_values_that_are_no_numbers_are_told_at_sites() -> None:
     assert stored.name == "bias_of"
     fine = Constant(0, torch.zeros(2), torch.zeros(2), attribute="bias_of")
     assert nonfinite(one, constants=[fine], masks={0: mask(-2e4)}, rows=[row("a", nonfinite=True)]) == []
+
+
+def test_masks_are_followed_from_where_they_are_put_in() -> None:
+    """Through ops that pass values on, the largest one; other numbers, and ops that compute, are left out."""
+    aten = torch.ops.aten
+    graph = torch.fx.Graph()
+    root = torch.nn.Module()
+    root.mask, root.small = torch.nn.Buffer(torch.tensor([0.0, -1e5])), torch.nn.Buffer(torch.tensor([0.0, -9.0]))
+    root.empty, root.whole = torch.nn.Buffer(torch.tensor([])), torch.nn.Buffer(torch.tensor([-(10**6)]))
+    x, stored, small = graph.placeholder("x"), graph.get_attr("mask"), graph.get_attr("small")
+    empty, whole = graph.get_attr("empty"), graph.get_attr("whole")
+    filled = graph.call_function(aten.masked_fill.Scalar, (x, x, -2e4))
+    keyword = graph.call_function(aten.full.default, ([2], -1e6), {"pin_memory": True})
+    few = graph.call_function(aten.masked_fill.Scalar, (x, x, -30.0))
+    added = graph.call_function(aten.add.Tensor, (filled, stored))
+    large = graph.call_function(aten.add.Tensor, (x, -1e9))  # what is added is no fill
+    computed = graph.call_function(aten.softmax.int, (added, -1))
+    moved = graph.call_function(aten.view.default, (added, [2]))
+    observer = graph.call_module("small", (moved,))
+    graph.output((computed, observer, keyword, few, small, empty, whole, large))
+    found = calibration.masks_in(torch.fx.GraphModule(root, graph))
+    expected = {filled: (-2e4, filled), keyword: (-1e6, keyword), stored: (-1e5, stored)}
+    expected |= dict.fromkeys((added, moved, observer), (-1e5, stored))
+    assert {node: (pytest.approx(value), origin) for node, (value, origin) in expected.items()} == {
+        node: (mask.value, mask.origin) for node, mask in found.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kept"),
+    [(-1.0, 2.0, 1), (math.inf, -math.inf, 0), (-math.inf, math.inf, 1), (math.inf, 2.0, 1), (-1.0, -math.inf, 1)],
+)
+def test_observers_that_saw_nothing_hold_infinities(low: float, high: float, kept: int) -> None:
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    observer = SimpleNamespace(min_val=torch.tensor(low), max_val=torch.tensor(high), quant_min=-100, quant_max=99)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "range_keeper", lambda module: observer)
+        patch.setattr(calibration, "find_observers", lambda prepared: {"o": graph.call_module("o", (node,))})
+        prepared: Any = SimpleNamespace(named_modules=lambda remove_duplicate: [("o", observer)])
+        (found,) = calibration.observed(prepared)
+        assert (found.source, found.integers, len(found.low), len(found.high)) == (node, 200, kept, kept)
+        assert found.low.tolist() + found.high.tolist() == [low, high] * kept
+        del observer.quant_min, observer.quant_max
+        assert calibration.observed(prepared)[0].integers == 256
+        observer.is_dynamic = True
+        assert calibration.observed(prepared) == ()

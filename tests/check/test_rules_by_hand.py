@@ -19,6 +19,7 @@ from pt2qa._quantize.pairing import fingerprint
 from pt2qa._report.rows import Environment
 from pt2qa._simulator.program import QuantParams
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from tests.check.quantizers import UINT8, Annotates
 from tests.flows import residual_pair
 from tests.models import images, residual
 
@@ -272,8 +273,6 @@ class Settings:
 
 def test_filters_of_a_quantizer_are_found_by_their_names() -> None:
     from torchao.quantization.pt2e.quantizer import ComposableQuantizer
-
-    from tests.check.quantizers import Annotates
 
     inner, outer = (Annotates(lambda nodes: {}) for _ in range(2))
     inner.module_name_qconfig_config = {"a.b": 1, 3: 2}
@@ -542,3 +541,24 @@ def test_calls_of_a_part_are_told_where_they_are_more_than_those_of_the_whole() 
         "block.0": "called 3 times",
         "act": "called 3 times",
     }
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_op_in_place_is_compared_with_its_spelling_out_of_place(in_place: bool) -> None:
+    """A quantizer that knows one of the two only."""
+    known = torch.ops.aten.relu_.default if in_place else torch.ops.aten.relu.default
+
+    def annotate(nodes: dict[str, Any]) -> Any:
+        return {
+            node: ({node.args[0]: UINT8}, UINT8) if node.target is known else ({}, UINT8)
+            for node in nodes.values()
+            if node.target in (known, torch.ops.aten.tanh.default)
+        }
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1).relu_().tanh()
+
+    found = pt2qa.check(Net().eval(), torch.ones(2, 3), quantizer=Annotates(annotate), rules=["in-place-spelling"])
+    what = f"{'rounds' if in_place else 'does not round'} add as relu reads it, the output of relu"
+    assert [row.why for row in found] == [f"written aten.relu_.default, the quantizer {what}, unlike out of place"]
