@@ -59,7 +59,7 @@ def products_of(
         read = [(step.name, step.op, reads) for step, reads in reads_of(converted, nested=True)]
     else:
         read = [] if annotations is None else list(_annotated_reads(annotations))
-    states = {name: state_of(op, reads) for name, op, reads in read if op in PRODUCTS}
+    states = {name: state_of(op, reads) for name, op, reads in read}
     annotated = None if annotations is None else annotations.ops.keys()
     found: list[tuple[str, Node, int, str]] = []
     for placed in walk(graph):

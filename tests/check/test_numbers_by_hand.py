@@ -477,6 +477,8 @@ def test_observers_that_saw_nothing_hold_infinities(low: float, high: float, kep
         (found,) = calibration.observed(prepared)
         assert (found.source, found.integers, len(found.low), len(found.high)) == (node, 200, kept, kept)
         assert found.low.tolist() + found.high.tolist() == [low, high] * kept
+        observer.min_val, observer.max_val = torch.tensor([low, -1.0]), torch.tensor([high, 1.0])
+        assert len(calibration.observed(prepared)[0].low) == 2  # a channel saw a value
         del observer.quant_min, observer.quant_max
         assert calibration.observed(prepared)[0].integers == 256
         observer.is_dynamic = True
