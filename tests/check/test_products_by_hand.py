@@ -215,8 +215,8 @@ def test_integer_products_have_the_scales_around_them() -> None:
     sites = {(site.kind, site.name): site.params for site in pair.sites}
     a, b = integer_products(pair, SumsOfWeights())
     assert (a.name, b.name) == ("a/linear", "b/linear")
-    for each, given in ((a, "input"), (b, "relu")):
-        assert each.input_params == sites["activation", given] if ("activation", given) in sites else True
+    for each, given in ((a, "x"), (b, "relu")):
+        assert each.input_params == sites["activation", given]
         assert each.weight_params == sites["weight", each.name]
         assert each.bias_params == sites["bias", each.name]
         assert each.bias is not None

@@ -15,7 +15,7 @@ from pt2qa._ranks import NoBatchError
 from pt2qa._sensitivity.ranges import Observed
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import limits
-from pt2qa._simulator.program import Constant, QuantParams
+from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.treatment import Substitute, Treatment, with_params
 from tests.diagnosis import facts
 from tests.diagnosis.facts import Changed, case_of, joined, judged_by, seen, with_facts
@@ -399,4 +399,3 @@ def test_a_fault_is_looked_for_where_outputs_have_no_number() -> None:
     fault = made.fault
     assert fault is not None
     assert (fault.batch, fault.side) == (1, "batch")
-    assert isinstance(case.constants[1], Constant)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import pt2qa
 from pt2qa._diagnosis.in_series import sites_before
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.flows import quantized_pair
@@ -99,8 +98,8 @@ def test_what_the_first_site_leaves_is_rounded_and_clipped(ops: Callable[[Tensor
     assert found[at_high].tolist() == pytest.approx([highest] * int(at_high.sum()))
 
 
-class Branches(nn.Module):
-    """A loop that is given a rounded value and returns it rounded, as a rule unlike."""
+class OneRow(nn.Module):
+    """One row of a rounded value, taken out of all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,14 +107,13 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        x, _ = x.unbind(0)[0], x
-        return self.second(x.squeeze()[None])
+        return self.second(x.unbind(0)[0][None])
 
 
 def test_a_value_that_is_taken_out_of_several_has_the_same_site() -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 4)
-    pair = quantized_pair(Branches(), x, PlainQuantizer(("linear",), inputs=EXACT, outputs=EXACT))
+    pair = quantized_pair(OneRow(), x, PlainQuantizer(("linear",), inputs=EXACT, outputs=EXACT))
     found = sites_before(pair.simulator)
     (site,) = (site for site in pair.sites if site.kind == "activation" and "second/linear" in site.readers)
     assert found[site.index].site.name == FIRST
@@ -132,4 +130,3 @@ def test_the_first_site_has_none_before_it() -> None:
     found = sites_before(pair.simulator)
     names = {pair.sites[index].name: before.site.name for index, before in found.items()}
     assert names == {"relu": FIRST}
-    assert isinstance(pair, pt2qa.QuantizedPair)

@@ -44,11 +44,6 @@ def test_gains_have_signs() -> None:
     assert between(1.2, 3.4) == "+1.2 to +3.4"
 
 
-def lines(**given: Any) -> list[str]:
-    """What one row says."""
-    return str(diagnosis(cause(**given))).splitlines()
-
-
 def test_a_row_is_explained_in_four_lines() -> None:
     def said(**given: Any) -> list[str]:
         found = str(diagnosis(cause(**given), unit=given.get("unit", "dB"))).splitlines()

@@ -70,7 +70,7 @@ def test_masks_are_one_hypothesis_and_its_edits_free_each_once() -> None:
     assert (exact.cost, exact.remedy[-9:]) == (0.0, " in float")
 
 
-def test_the_mask_that_is_named_is_no_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mask_that_is_named_is_no_constant() -> None:
     made = with_facts(joined("xnnpack"), ranges=ranges(s0=(-1e4, 1.0), s6=(-1e4, 1.0)), constants={0: None})
     (mask,) = sites.masked(made)
     assert mask.name == "slice_1"
