@@ -252,6 +252,8 @@ def test_a_batch_that_doubles_the_ranges_is_an_outlier(case: Case) -> None:
     assert [*map(id, data.batches)] == [id(own.batches[0]), id(own.batches[2])]
     assert [*map(id, data.batches)] == [id(own.batches[0]), id(own.batches[2])]  # it starts over
     assert found(excess(s0=0.2, s2=0.3, s4=0.5), {0: odd, 2: odd, 4: even}) == []  # half is not most
+    tiny = seen((-0.01, 0.01), (-0.05, 0.04), (-0.01, 0.02))
+    assert [number for number, _ in found(excess(s0=1.0), {0: tiny, 2: even, 4: even})] == [1]
     zero = seen((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))  # all zeros have no range to widen, whatever they cost
     assert [number for number, _ in found(excess(s0=0.2, s4=0.8), {0: odd, 2: odd, 4: zero})] == [1]
     half = seen((-1.0, 1.0), (-2.0, 2.0), (-1.0, 1.0))

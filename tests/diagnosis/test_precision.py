@@ -281,7 +281,7 @@ def test_coarse_weights_are_told_with_their_channels() -> None:
     ]
     asked = with_constants(seven, {3: 0.5, (3, "fitted"): 0.1}, options={"reduce_range": True})
     ratio = _ratio(seven, 3)
-    assert bool(list(weights.coarse(asked))) == (ratio > weights.COARSE)
+    assert bool(list(weights.coarse(asked))) == (ratio > 4.0)
 
 
 def _ratio(case: Case, index: int) -> float:
