@@ -12,7 +12,7 @@ import pt2qa
 from pt2qa._sensitivity.ledger import Place
 from pt2qa._sensitivity.site_groups import SiteGroup, find_site_groups
 from tests.flows import quantized_pair, residual_pair
-from tests.models import Linears, images
+from tests.models import Linears
 
 
 def home_of(pair: pt2qa.QuantizedPair, site: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_group_that_is_none_is_refused() -> None:
             find_site_groups(residual_pair().program, wrong)  # type: ignore[arg-type]
 
 
-# -- what the analysis says ---------------------------------------------------------------------------------------------
+# -- what the analysis says --------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -151,7 +151,7 @@ def test_what_does_not_fit_the_report_to_resume_is_refused() -> None:
     ):
         with pytest.raises(pt2qa.SelectionError, match=says):
             measured(batches, **{"method": "exact", **options}, resume=report)
-    with pytest.raises(pt2qa.SelectionError, match="squared output error is .*, in the report"):
+    with pytest.raises(pt2qa.SelectionError, match=r"squared output error is .*, in the report"):
         measured(
             [batches[0], batches[1]],
             method="exact",

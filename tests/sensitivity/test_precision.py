@@ -77,5 +77,8 @@ def test_the_last_step_is_to_the_most_and_beyond_it_there_is_none(monkeypatch: p
     monkeypatch.setattr(precision, "reached_by_most", never)
     assert needed([1.0, 2.0], [48.0, 48.0], [1.0, 1.0], 48) is None
     assert asked == [1 + 48.0, 1 + 48 * 48 / MOST]
+    asked.clear()
+    assert needed([1.0, 2.0], [64.0, 64.0], [0.0, 0.0], FEWEST) is None
+    assert asked == [64.0, 32.0, 16.0, 8.0, 4.0]  # 4, 8, 16, 32 and 64 of them
     monkeypatch.setattr(precision, "reached_by_most", lambda noise, variance: ALIKE)
     assert needed([1.0, 2.0], [1.0, 1.0], [0.0, 0.0], 6) == 6

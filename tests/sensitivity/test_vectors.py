@@ -37,6 +37,7 @@ def test_as_many_vectors_as_outputs_leave_nothing_to_chance() -> None:
         assert squares.tolist() == pytest.approx((output**2).sum(1).tolist(), rel=1e-5)
     assert left_to_chance([values], 6, 4, apart=True) == 0.0
     assert left_to_chance([torch.zeros(6)], 6, 1, apart=True) == 0.0
+    assert left_to_chance([torch.zeros(2)], 1, 1, apart=True) == 1.0
 
 
 def test_the_variance_is_the_stated_one() -> None:
@@ -77,3 +78,6 @@ def test_samples_that_are_not_apart_have_vectors_over_the_whole_batch() -> None:
     (vectors,) = random_signs([values], 3, 16, seed=0)
     mean = sum(float(vector @ values) ** 2 for vector in vectors) / 16
     assert mean == pytest.approx(float(values @ values), rel=1e-5)
+    number, odd = random_signs([torch.zeros(()), torch.zeros(5)], 3, 8, 0)
+    rows = torch.stack([torch.cat([a[None], b]) for a, b in zip(number, odd, strict=True)])
+    assert len({tuple(row) for row in (rows * rows[0]).tolist()}) == 8
