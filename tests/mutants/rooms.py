@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/diagnosis/test_projected.py",
     ),
     "pt2qa/_bad_cases": (
+        "tests/bad_cases",
         "tests/test_bad_cases.py",
         "tests/test_masked_bad_cases.py",
         "tests/report/test_bad_cases_report.py",
