@@ -289,7 +289,7 @@ def _frequencies(numbers: Tensor, kinds: int) -> npt.NDArray[np.int64]:
     """How often each number from 0 to ``kinds`` - 1 is in either line of bytes; the first line is overwritten."""
     first, second = numbers
     moved = second - first
-    if not len(moved) or moved.amin() < -1 or moved.amax() > 1:
+    if moved.amin() < -1 or moved.amax() > 1:
         return np.stack([_counts(line, kinds) for line in numbers])
     # Rounding moves a value by one bin at most, so that counting the moves with the numbers counts both lines.
     moves = _counts(first.add_(moved.add_(1), alpha=kinds), 3 * kinds).reshape(3, kinds)

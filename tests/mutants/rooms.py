@@ -31,7 +31,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/profile/test_mask.py",
     ),
     "pt2qa/_layers": ("tests/layers", "tests/report/test_report_text.py", "tests/merge/test_merge_layers.py", DEFAULTS),
-    "pt2qa/_weights": ("tests/layers/test_weights.py", "tests/layers/test_weight_sums.py"),
+    "pt2qa/_weights": (
+        "tests/layers/test_weights.py",
+        "tests/layers/test_weight_sums.py",
+        "tests/layers/test_weight_rows.py",
+    ),
     "pt2qa/_sensitivity": (
         "tests/sensitivity",
         "tests/report/test_sensitivity_report.py",

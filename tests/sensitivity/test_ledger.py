@@ -248,6 +248,15 @@ def test_batches_are_taken_over_with_their_parts_and_faults_under_new_numbers() 
     assert (own.noise[0], own.variance[0]) == (3.0, 0.5)
 
 
+def test_what_is_not_given_of_a_place_is_not_known() -> None:
+    assert Place() == Place("", "activation", "", "", 0.0, 0.0, -1, -1, "", -1)
+    found = Ledger([SensitivityBatch("a", 1, 1.0)])
+    for place in (ALL_SITES, 1):
+        found.add(SensitivityPart(place, 0, 1.0))
+    # A place that is missing takes no later one with it.
+    assert [row.name for row in results(PLACES, found, OutputMetric.of("sqnr", None))["rows"]] == ["b"]
+
+
 # -- notes -------------------------------------------------------------------------------------------------------------
 
 

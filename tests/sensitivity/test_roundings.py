@@ -132,6 +132,7 @@ def test_what_comes_to_the_same_is_computed_once_and_given_together() -> None:
         ([as_it_is, nothing], [2.0, 4.0], True),
     ]
     assert sorted(called) == ["half", "same", "same", "same", "up"]
+    assert both(value).tolist() == [1.5, 2.5]
     # Roundings that are only the first of others are no results of their own.
     assert [own for own, _ in changes(value, [both])] == [[both]]
     assert list(changes(value, [])) == []
@@ -178,6 +179,16 @@ def test_a_program_rounds_at_some_sites_as_it_is_told() -> None:
         sites = [site for site in pair.sites if site.name == name]
         rounded = {site.index: own_rounding(pair.simulator, site) for site in sites}
         assert all(rounded[site.index] == own_rounding(pair.simulator, site) for site in sites)
+    seen: dict[int, Tensor] = {}
+    pair.simulator.run(values, on=True, visit=lambda step, value: seen.update({step.out: value.clone()}))
+    for site in pair.sites:
+        function = own_rounding(pair.simulator, site)
+        if site.kind == "activation":
+            value = seen.get(site.source, values[0])
+            assert torch.equal(function(value), seen[site.result])
+        else:
+            (constant,) = [each for each in pair.program.constants if each.site == site.index]
+            assert torch.equal(function(constant.reference), constant.quantized)
 
 
 def test_readers_are_ops_further_sites_and_the_output() -> None:
