@@ -133,8 +133,8 @@ def test_a_batch_that_was_measured_is_not_measured_again() -> None:
     assert alone == len(linears().sites) + 1
     called.clear()
     both = measured(batches, method="exact", metric=metric, resume=first)
-    # The whole model of the first batch is held against the report.
-    assert len(called) in (alone, alone + 1)
+    # The whole model of the first batch is held against the report, and that of no other.
+    assert len(called) == alone + 1
     assert both.rows == measured(batches, method="exact", metric=metric).rows
     assert (both.batches, both.samples) == (2, 8)
 
@@ -158,3 +158,72 @@ def test_what_does_not_fit_the_report_to_resume_is_refused() -> None:
             post_process=lambda out: 2 * out,
             resume=measured(batches[:1], method="exact"),
         )
+
+
+def test_a_resumed_batch_is_held_against_its_report_within_a_thousandth() -> None:
+    batches = [torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    called: list[int] = []
+
+    def nearly(factor: float) -> Any:
+        def post_process(out: torch.Tensor) -> torch.Tensor:
+            called.append(1)
+            return out * factor
+
+        return post_process
+
+    two = measured(batches[:2], method="exact")
+    report = measured(batches[:2], method="exact", resume=two, post_process=nearly(1.0004))
+    assert (report.rows, report.batches) == (two.rows, 2)
+    # Both models on the first batch, and nothing on the second, which is finished.
+    assert len(called) == 2
+    for factor in (1.0006, 0.9994):
+        with pytest.raises(pt2qa.SelectionError, match="squared output error is"):
+            measured(batches[:2], method="exact", resume=two, post_process=nearly(factor))
+
+
+def test_equal_batches_have_vectors_of_their_own_and_as_many_as_were_asked_for() -> None:
+    batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    report = measured([batch, batch], method="projection", projections=2)
+    first, second = (
+        {part.place: part.noise for part in report.parts if part.batch == n and part.place >= 0} for n in (0, 1)
+    )
+    assert first.keys() == second.keys()
+    assert all(first[place] != second[place] for place in first)
+    assert [entry.fingerprint for entry in report.data] == [report.data[0].fingerprint] * 2
+    part = measured([batch], method="projection", projections=2)
+    assert measured([batch, batch], method="projection", projections=2, resume=part).rows == report.rows
+    with pytest.raises(pt2qa.SelectionError, match="the report has projections 2, this call 3"):
+        measured([batch, batch], method="projection", projections=3, resume=part)
+
+
+def test_errors_that_are_not_finite_count_as_zero_and_are_noted() -> None:
+    class Saturated(torch.nn.Module):
+        """A weight that half precision does not hold, behind which both models are finite."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(4, 3, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.erf(self.fc(x))
+
+    torch.manual_seed(0)
+    model, plain = Saturated(), Saturated()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        model.fc.weight[1] = 1e5
+        plain.fc.weight[1] = 0.0
+    batch = torch.rand(3, 4) + 0.1
+    found, without = (
+        pt2qa.sensitivity(
+            quantized_pair(each, (batch,), "x86:mode=weight_only"),
+            [batch],
+            method="projection",
+            projections=4,
+            progress=False,
+        )
+        for each in (model, plain)
+    )
+    assert "non-finite errors count as zero at fc/linear" in found.notes
+    assert not any("non-finite" in note for note in without.notes)
+    assert [row.noise for row in found.rows] == pytest.approx([row.noise for row in without.rows], rel=1e-6)
