@@ -155,13 +155,13 @@ class Sides:
                 reference, quantized = reference.reshape(1, -1), quantized.reshape(1, -1)
             reference, quantized = reference.movedim(axis or 0, 0), quantized.movedim(axis or 0, 0)
         values = max(1, reference[:1].numel())
-        step = min(max(1, BLOCK // values), len(reference))
+        step = max(1, min(BLOCK // values, len(reference)))
         return cls(reference, quantized, step, torch.empty(step * values, device=reference.device))
 
     @property
     def starts(self) -> range:
         """The first channel of each block."""
-        return range(0, len(self.reference), max(1, self.step))
+        return range(0, len(self.reference), self.step)
 
     def block(self, start: int) -> tuple[Tensor, Tensor]:
         """Both sides of some channels, each of shape (channels, values) and on the CPU."""
