@@ -425,7 +425,10 @@ def test_tables_have_rows_of_what_was_seen_and_the_worst_of_what_each_reads() ->
     assert (y.input_sqnr, refused.note) == (pytest.approx(10 * math.log10(50)), "n; shapes differ")
     assert math.isnan(late.input_sqnr)
     assert late.shape == ()
-    assert math.isnan(late.ref_min)
+    unseen = late.ref_min, late.quant_min, late.ref_max, late.quant_max, late.ref_mean, late.quant_mean, late.saturation
+    assert all(map(math.isnan, (*unseen, late.mse, late.l1, late.atol, late.cosine, late.max_lsb, late.range_use)))
+    assert (x.handle, x.step, x.part_of, x.answers_for, x.inputs, x.observed_at) == (-1, -1, "", "", "", "raw")
+    assert all(map(math.isnan, (x.scale, x.zero_point, x.max_lsb)))
     apart = tables(sums, only_apart=True)
     assert apart["rows"][0].sqnr == 10.0
     assert apart["rows"][3].sqnr == 20.0
