@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from pt2qa._sensitivity import independence as independence_module
 from pt2qa._sensitivity.costs import CLEARLY, Costs
 from pt2qa._sensitivity.gradients import GradientRun, gradients_of, laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.independence import _apart, _inputs, _with_other_first, in_parts, independence
+from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST
 from pt2qa._sensitivity.projection import Projection, _dots
 from pt2qa._sensitivity.roundings import Variant, own_rounding
+from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.lifetimes import slots_in
+from pt2qa._simulator.verification import Verification
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 from tests.recomputation import by_handle
@@ -424,3 +428,52 @@ def test_arguments_that_do_not_go_together_are_refused() -> None:
         with pytest.raises(pt2qa.SelectionError, match=says):
             measured(**options)
     assert measured(method="exact", metric="SQNR").metric == "sqnr"
+
+
+def test_ranks_agree_on_the_method_of_the_first_and_start_anew_where_theirs_was_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = forked()
+    data = [torch.randn(size, 6) for size in (0, 5, 3)]
+    told: list[Any] = []
+
+    def begun(agreed: Any) -> tuple[analysis._Analysis, list[Tensor]]:
+        monkeypatch.setattr(analysis, "first_anywhere", lambda own: told.append(own) or agreed)
+        own = analysis._Analysis(
+            pair,
+            find_site_groups(pair.program, None),
+            OutputMetric.of("sqnr", None),
+            None,
+            "auto",
+            None,
+            SimpleNamespace(update=lambda: None),
+            Verification(pair.graphs),
+            None,
+        )
+        return own, list(own.agree(iter(data)))
+
+    # Of this size the exact method is the cheaper one; the batch with samples is measured, the last one is left.
+    same, left = begun((True, ["chosen elsewhere"]))
+    assert told[-1][0] is True
+    assert 'method="auto" took the exact method' in told[-1][1][0]
+    assert (same.method, same.choices, same.batches, left) == ("exact", ["chosen elsewhere"], 2, data[2:])
+    assert [len(own) for own in same.ledger.parts.values()] == [len(pair.sites) + 1]
+    other, left = begun((False, ["chosen elsewhere"]))
+    assert (other.method, other.choices, other.batches, other.number) == ("projection", ["chosen elsewhere"], 0, -1)
+    assert [id(batch) for batch in left] == [id(batch) for batch in data]
+    assert (other.seen, other.projection, other.notes, dict(other.content)) == (None, None, [], {})
+    for batch in left:
+        other.add(batch)
+    assert (other.batches, list(other.ledger.set_apart)) == (3, [0])
+    assert other.projection is not None
+    alone, left = begun(None)
+    assert (alone.method, alone.batches, len(left)) == ("auto", 2, 1)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    told.clear()
+    with pytest.raises(KeyboardInterrupt):
+        alone.agree(interrupted())
+    assert told == [None]
