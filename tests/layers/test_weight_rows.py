@@ -340,6 +340,12 @@ def test_numbers_are_counted_two_at_a_time(count: int, moved: int) -> None:
     assert _frequencies(lines.copy_(torch.stack([first, second])), 33).tolist() == expected
 
 
+def test_values_far_from_zero_are_counted_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums_module, "BLOCK", 4)
+    far = torch.arange(8.0).reshape(4, 2) / 8 + 4096
+    assert histograms(far, far, (4096.0, 4097.0), 4, finite=True).tolist() == [[2, 2, 2, 2]] * 2
+
+
 def test_a_value_on_an_edge_is_in_the_bin_above_and_the_last_bin_has_its_end() -> None:
     value = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.999])
     assert histograms(value, value, (0.0, 1.0), 4, finite=True).tolist() == [[1, 1, 1, 3]] * 2
