@@ -254,7 +254,7 @@ class Search:
         yield from sites.masked(case)
         if "fitted" in case.instead:
             yield from weights.coarse(case)
-            freaks = list(calibration.outliers(case))
+            freaks = list(calibration.freaks(case))
             yield from freaks
             data = list(calibration.ranges_of_calibration(case))
             at_fault = bool(data) and not freaks and calibration.is_of_another_kind(case, case.seen)

@@ -28,6 +28,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "deploy": ("pt2qa gate {folder}/deployed.safetensors --require 'suspect_values<=0'",),
     "diff": ("pt2qa gate {new} --baseline {old} --max-drop 1",),
     "gate": ("pt2qa show {report}",),
+    "history": ("python -m webbrowser -t {page}", "pt2qa history {reports} --html history.html"),
     "html": ("python -m webbrowser -t {file}",),
     "init": ("pt2qa analyze {file} -o reports",),
     "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),

@@ -46,7 +46,7 @@ def test_gains_have_signs() -> None:
 
 def test_a_row_is_explained_in_four_lines() -> None:
     def said(**given: Any) -> list[str]:
-        found = str(diagnosis(cause(**given), unit=given.get("unit", "dB"))).splitlines()
+        found = diagnosis(cause(**given), unit=given.get("unit", "dB")).text(width=200).splitlines()
         start = next(at for at, line in enumerate(found) if line.startswith(f"{given.get('rank', 1)}. "))
         return found[start : start + 4]
 

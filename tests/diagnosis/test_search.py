@@ -579,7 +579,7 @@ ORDER = {
     stages: ("changed", "constants", "nonfinite"),
     configuration: ("unfused", "rounded_before", "dynamic_by_row", "observers"),
     calibration: ("inputs", "bad_sample", "ranges_of_calibration"),
-    sites: ("floored", "unused_levels", "masked", "twice", "unfit", "outliers"),
+    sites: ("floored", "unused_levels", "one_sided", "masked", "twice", "unfit", "outliers"),
     weights: ("biases", "unread", "coarse"),
     repairs: ("equalized",),
     precision: ("needed",),
@@ -596,7 +596,8 @@ class Run:
             for name in names:
                 patch.setattr(module, name, self.finder(name))
         self.costly = {"outliers"}
-        self.at_fault, self.free, self.repaired = False, None, 0
+        self.at_fault, self.free, self.repaired, self.freaks = False, None, 0, list[Any]()
+        patch.setattr(calibration, "freaks", lambda case: iter(self.freaks))
         patch.setattr(calibration, "is_of_another_kind", lambda *given: self.at_fault)
         patch.setattr(sites, "has_unused_levels", lambda *given: False)
         patch.setattr(repairs, "bound", lambda *given: self.free)
@@ -625,7 +626,7 @@ class Run:
 
 
 AUDITS = ["changed", "constants", "nonfinite", "unfused", "rounded_before", "dynamic_by_row"]
-AUDITS += ["inputs", "floored", "unused_levels", "biases", "unread", "masked"]
+AUDITS += ["inputs", "floored", "unused_levels", "one_sided", "biases", "unread", "masked"]
 
 
 def test_faults_come_first_then_repairs_then_what_leaves_int8(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,6 +655,18 @@ def test_other_data_and_observers_come_first_where_ranges_are_at_fault(
     ]
 
 
+def test_other_data_come_late_where_one_calibration_batch_is_unlike_all_others(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(search, monkeypatch, 0.01)
+    run.at_fault, run.freaks = True, [remedy("calibration-outlier", "freak")]
+    assert run()[:3] == [
+        [*AUDITS, "coarse", "freak", "twice", "unfitFalse", "equalized"],
+        ["repair"],
+        ["ranges_of_calibration", "bad_sample"],
+    ]
+
+
 def test_ranges_that_promise_nothing_are_not_looked_for(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(search, monkeypatch, 0.01)
     run.instead, run.free = frozenset(), run.made.case.now
@@ -668,9 +681,9 @@ def test_ranges_that_promise_nothing_are_not_looked_for(search: Search, monkeypa
 
 def test_a_model_that_is_good_enough_has_faults_alone(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(search, monkeypatch, 0.99e-4)
-    assert [len(each) for each in run()] == [16, 1, 2]
+    assert [len(each) for each in run()] == [17, 1, 2]
     assert Run(search, monkeypatch, 0.01, needed=20.0)() == [AUDITS[:3]]
-    assert [len(each) for each in Run(search, monkeypatch, 0.01, needed=20.1)()] == [16, 1, 2, 1, 1, 1]
+    assert [len(each) for each in Run(search, monkeypatch, 0.01, needed=20.1)()] == [17, 1, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf])

@@ -80,10 +80,10 @@ def test_the_mask_that_is_named_is_no_constant() -> None:
 
 
 @pytest.mark.parametrize("floor", [2.0**-12, torch.finfo(torch.float32).eps])
-def test_a_smallest_scale_is_at_fault_where_values_reach_an_eighth_of_its_integers(floor: float) -> None:
+def test_a_smallest_scale_is_at_fault_where_values_span_less_than_half_of_its_integers(floor: float) -> None:
     case = facts.with_params(joined("xnnpack"), {index: {"scale": floor} for index in (0, 4, 8)})
-    eighth = floor * 255 / 8
-    own = ranges(s0=(-0.99 * eighth, 0.0), s4=(-0.1 * eighth, 1.01 * eighth), s8=(0.0, 0.5 * eighth))
+    half = floor * 255 / 2
+    own = ranges(s0=(-0.99 * half, 0.0), s4=(-0.1 * half, 0.91 * half), s8=(0.3 * half, 0.5 * half))
     made = with_facts(case, {0: 0.3, 4: 0.9, 8: 0.2}, ranges=own, fitted=double(0, 4, 8), fitted_weights={})
     (found,) = sites.floored(made)
     text = "int8: x, c/linear"
@@ -117,17 +117,17 @@ def test_a_scale_by_channel_is_the_smallest_in_most_channels() -> None:
 def test_a_weight_at_the_smallest_scale_is_seen_by_its_values() -> None:
     case = facts.with_params(joined("xnnpack"), {1: {"scale": torch.full((16,), 2.0**-12)}})
     constant = case.constants[1]
-    size = 2.0**-12 * 254 / 8
+    size = 2.0**-12 * 254 / 4  # a weight's range has two sides
 
     def found(largest: float) -> bool:
         value = constant.reference.detach().clamp(-1e-9, 1e-9)
         value[0, 0] = -largest
         made = with_facts(case, constants={1: Changed(constant, reference=value)})
-        return sites._is_floored(made, case.pair.sites[1])
+        return sites.is_floored(made, case.pair.sites[1])
 
     assert found(0.99 * size)
     assert not found(1.01 * size)
-    assert not sites._is_floored(case, joined("x86").pair.sites[1])
+    assert not sites.is_floored(case, joined("x86").pair.sites[1])
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
 
 
-def outliers(case: Case) -> Iterator[Hypothesis]:
+def freaks(case: Case) -> Iterator[Hypothesis]:
     """Single calibration batches that are unlike all others."""
     recipe = case.judge.recipe
     if recipe is not None and recipe.data is not None and case.seen:
@@ -54,8 +54,8 @@ def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
     seen = case.seen
     if recipe is None or recipe.data is None or not seen:
         return
-    freaks = dict(_outliers(case, recipe.data, seen))
-    seen = {site: each.left_without(freaks) for site, each in seen.items()}
+    apart = dict(_outliers(case, recipe.data, seen))
+    seen = {site: each.left_without(apart) for site, each in seen.items()}
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
     if not worst:
