@@ -61,6 +61,7 @@ def test_what_could_not_be_run_is_printed_and_does_not_count(
 
 
 def test_the_newer_kinds_can_be_drawn_alone() -> None:
+    assert len(NEWER) > 25
     trials = deck(5, 2 * len(NEWER), NEWER)
     assert sorted(kind.id for trial in trials for kind in trial.kinds) == sorted(2 * NEWER)
 
