@@ -101,3 +101,24 @@ def test_what_is_not_reached_is_the_exit_code(tmp_path: Path, monkeypatch: pytes
     assert "not run on kernels: " in result.stderr
     assert not (tmp_path / "fixed" / "program").exists()
     assert (tmp_path / "fixed" / "quantizer.py").exists()
+
+
+def test_nan_in_the_quantized_model_is_exit_code_1(tmp_path: Path) -> None:
+    flow = tmp_path / "flow.py"
+    flow.write_text("""
+import torch
+from torch import nn
+class Log(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+    def forward(self, x):
+        return self.fc(x).abs().log()  # of small values, which are rounded to 0
+def flow():
+    torch.manual_seed(0)
+    x = torch.randn(64, 16)
+    return Log().eval(), x, [x, x + 1]
+""")
+    result = run("fix", flow, "-q", "xnnpack", "-o", tmp_path / "fixed")
+    assert result.exit_code == 1, result.output
+    assert "Quantization fails on 2 of 2 batches: infinite in the quantized model alone" in result.stderr

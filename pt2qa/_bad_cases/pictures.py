@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from pt2qa._bad_cases.rows import Array, CaseRow, StoredCase
+from pt2qa._bad_cases.rows import Array, CaseRow, key_of
+from pt2qa._report.charts import LONGEST
 from pt2qa._report.formats import number
 
 SHOWN: Final = 8
@@ -21,17 +22,18 @@ TOKENS: Final = 12
 COLOURS: Final = (1, 3)
 
 
-def chart_of(
-    rows: Sequence[CaseRow], cases: Sequence[StoredCase], inputs: Mapping[str, Array], axis: int, unit: str
-) -> list[dict[str, Any]]:
-    """A chart of the first rows, worst first, each with the first of its inputs that can be drawn; none if none can."""
-    stored = {(case.batch, case.sample) for case in cases if case.sample >= 0}
+def chart_of(rows: Sequence[CaseRow], inputs: Mapping[str, Array], axis: int, unit: str) -> list[dict[str, Any]]:
+    """A chart of the first rows, worst first, each with the first of its inputs that can be drawn; none if none can.
+
+    Batches that are ranked or kept whole are not drawn.
+    """
     drawn = []
     for row in rows[:SHOWN]:
-        arrays = [each for key, each in inputs.items() if key.startswith(f"{row.batch}/{row.sample}/")]
+        own = key_of(row.batch, row.sample, 0)[:-1]
+        arrays = [each for key, each in inputs.items() if row.sample >= 0 and key.startswith(own)]
         shapes = (_drawn(each.take(0, axis)) for each in arrays if each.ndim > axis and each.shape[axis])
         found = next((each for each in shapes if each), None)
-        if (row.batch, row.sample) in stored and found is not None:
+        if found is not None:
             drawn.append({"label": f"{row.index}: {number(row.value)}{unit}", **found})
     about = "Number and score of each, worst first; its first input that can be drawn, from the smallest value on."
     return [{"kind": "samples", "title": "Worst samples", "about": about, "samples": drawn}] if drawn else []
@@ -44,22 +46,23 @@ def _drawn(sample: Array) -> dict[str, Any] | None:
         return {"text": " ".join(map(str, sample[:TOKENS].tolist())) + more} if len(sample) else None
     if sample.dtype.kind not in "fiu" or not sample.size:
         return None
-    shown = np.nan_to_num(sample.astype(np.float64), posinf=0.0, neginf=0.0)
-    if shown.ndim == 1 and len(shown) > SIDE / 8:
-        return {"line": [round(each, 3) for each in _scaled(shown[:: -(-len(shown) // SIDE)]).tolist()]}
-    if shown.ndim == 3 and shown.shape[0] in COLOURS:
-        shown = shown.transpose(1, 2, 0)
-    if shown.ndim == 2:
-        shown = shown[:, :, None]
-    if shown.ndim != 3 or shown.shape[2] not in COLOURS or min(shown.shape[:2]) < 4:
+    if sample.ndim == 1 and len(sample) > SIDE / 8:
+        return {"line": [round(each, 3) for each in _scaled(sample[:: -(-len(sample) // SIDE)]).tolist()]}
+    if sample.ndim == 3 and sample.shape[0] in COLOURS:
+        sample = sample.transpose(1, 2, 0)
+    if sample.ndim == 2:
+        sample = sample[:, :, None]
+    if sample.ndim != 3 or sample.shape[2] not in COLOURS or min(sample.shape[:2]) < 4:
         return None
-    step = -(-max(shown.shape[:2]) // SIDE)
-    pixels = (255 * _scaled(shown[::step, ::step])).round().astype(np.uint8)
+    step = -(-max(sample.shape[:2]) // SIDE)
+    pixels = (255 * _scaled(sample[::step, ::step])).round().astype(np.uint8)
     height, width, _ = pixels.shape
     return {"png": b64encode(_png(pixels)).decode(), "width": width, "height": height}
 
 
 def _scaled(values: Array) -> Array:
+    """From 0, the smallest value, to 1; what is not finite counts as 0."""
+    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0).clip(-LONGEST, LONGEST)
     low, high = values.min(), values.max()
     return np.asarray((values - low) / ((high - low) or 1.0))
 

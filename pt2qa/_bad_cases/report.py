@@ -152,7 +152,7 @@ class BadCases(ModelReport):
         """The worst samples of the first ranking, as far as they are pictures, waveforms or tokens."""
         rows = self.worst() if self.rankings else ()
         unit = UNITS.get(rows[0].metric, "") if rows else ""
-        return chart_of(rows, self.cases, self.inputs, max(self.batch_axis, 0), unit)
+        return chart_of(rows, self.inputs, max(self.batch_axis, 0), unit)
 
     def _headline(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"

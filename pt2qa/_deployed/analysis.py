@@ -19,11 +19,13 @@ from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
+from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
 from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
+from pt2qa._trials.target import metric_name
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram, available, backend_of, rules_of
 
@@ -57,8 +59,8 @@ def compare_deployed(
             (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared. A program is run by
             the backend that takes files with its suffix.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
-        metric: a function of a model, larger is better, such as top-1 accuracy on your own data: measured of the float
-            model, the converted graph and the program.
+        metric: a function of a model, larger is better, such as top-1 accuracy on your own data: measured of the model
+            itself, the prepared and the converted graph, and the program.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         mask: which positions count, as in :func:`pt2qa.compare_layers`.
         progress: whether to show progress; None: if stderr is a terminal.
@@ -101,8 +103,11 @@ def compare_deployed(
         runs.refuse_rest()
     refuse_empty(comparison.batches, count_empty(comparison.set_apart))
     report = comparison.report(notes)
-    if metric is not None:
-        report = replace(report, metric=getattr(metric, "__name__", "metric"), stages=comparison.measured(metric))
+    if metric is not None and not notes:  # which say if it was interrupted
+        try:
+            report = replace(report, metric=metric_name(metric), stages=comparison.measured(metric))
+        except KeyboardInterrupt:
+            report = replace(report, notes=(*report.notes, Note("interrupted: no metric was measured", "interrupted")))
     if chosen is None:
         report = replace(report, facts=(*report.facts, *_read(pair, runs)))
     names = {row.name for row in report.suspects}

@@ -254,9 +254,9 @@ class Search:
         yield from sites.masked(case)
         if "fitted" in case.instead:
             yield from weights.coarse(case)
-            freaks = list(calibration.freaks(case))
-            yield from freaks
-            data = list(calibration.ranges_of_calibration(case))
+            freaks = calibration.freaks(case)
+            yield from (each for own in freaks.values() for each in own)
+            data = list(calibration.ranges_of_calibration(case, freaks))
             at_fault = bool(data) and not freaks and calibration.is_of_another_kind(case, case.seen)
             if at_fault:
                 yield from data

@@ -215,23 +215,18 @@ def history(reports: Mapping[str, Report], *, by: str | None = None, tolerance: 
     if len(reports) < 2:
         raise ReportError(f"a history needs two reports or more, got {len(reports)}")
     (first, *_, last), names = reports.values(), list(reports)
-    builds = [_build(names[0], first, None)]
-    for name, (old, new) in zip(names[1:], pairwise(reports.values()), strict=True):
-        builds.append(_build(name, new, diff(old, new, by=by, tolerance=tolerance)))
+    judged = next(((name, column.unit) for name, column in first.numbers().items() if column.judged), ("", ""))
+    values = [float(getattr(each, judged[0], nan)) for each in reports.values()]
+    builds = [BuildRow(names[0], values[0], nan, 0, 0, "", nan, "", *judged)]
+    for name, both, (old, new) in zip(names[1:], pairwise(values), pairwise(reports.values()), strict=True):
+        changed = diff(old, new, by=by, tolerance=tolerance)
+        worse, better = changed.having("worse"), changed.having("better")
+        lost = max(worse, key=lambda row: row.loss, default=None)
+        row, loss = ("", nan) if lost is None else (lost.place, lost.loss)
+        different = few([f"{each.name} {each.before} → {each.after}" for each in changed.changes])
+        moved = _moved(*both)
+        builds.append(BuildRow(name, both[1], moved, len(worse), len(better), row, loss, different, *judged))
     return replace(diff(first, last, by=by, tolerance=tolerance), builds=tuple(builds))
-
-
-def _build(name: str, report: Report, changed: ReportDiff | None) -> BuildRow:
-    judged = next((name for name, column in report.numbers().items() if column.judged), None)
-    value = nan if judged is None else float(getattr(report, judged))
-    if changed is None:
-        return BuildRow(name, value, nan, 0, 0, "", nan, "")
-    figure = next((row.change for row in changed.figures if judged in (row.name, row.role)), nan)
-    lost = max(changed.having("worse"), key=lambda row: row.loss, default=None)
-    worse, better = len(changed.having("worse")), len(changed.having("better"))
-    different = few([f"{each.name} {each.before} → {each.after}" for each in changed.changes])
-    row, loss = ("", nan) if lost is None else (lost.place, lost.loss)
-    return BuildRow(name, value, figure, worse, better, row, loss, different)
 
 
 def _tolerance(unit: str) -> float:
@@ -284,13 +279,10 @@ def _alone(before: Reading | None, after: Reading | None, ordered: bool) -> Diff
 
 
 def _compared(a: Reading, b: Reading, smaller: bool | None, tolerance: float) -> DiffRow:
-    """Two numbers, compared; which one is worse follows from the measure's direction, if known.
-
-    The difference of two equal infinities is nan, though nothing changed.
-    """
+    """Two numbers, compared; which one is worse follows from the measure's direction, if known."""
     place = b.name, b.role
     numbers = before, after = a.number, b.number
-    change = 0.0 if before == after else after - before
+    change = _moved(before, after)
     loss = -change if smaller else change
     if isnan(change):
         lacks = isnan(before), isnan(after)
@@ -301,6 +293,11 @@ def _compared(a: Reading, b: Reading, smaller: bool | None, tolerance: float) ->
         return DiffRow(*place, "changed" if abs(change) > tolerance else "unchanged", *numbers, change + 0.0)
     status: Status = "worse" if loss > tolerance else "better" if -loss > tolerance else "unchanged"
     return DiffRow(*place, status, *numbers, change + 0.0, loss + 0.0)
+
+
+def _moved(before: float, after: float) -> float:
+    """0 for two equal infinities, whose difference is nan, though nothing changed."""
+    return 0.0 if before == after else after - before
 
 
 def _figures(old: Report, new: Report, unit: str, tolerance: float) -> Iterator[DiffRow]:

@@ -80,21 +80,24 @@ class BuildRow(Row):
     Args:
         name: of the build: its folder, or its file.
         value: the first number of the whole report that is judged, such as its SQNR; nan without one.
-        change: of that number; nan at the first.
+        moved: by how much it is larger than before; nan at the first.
         worse, better: how many rows are, by more than the tolerance.
         row: the row that lost most; empty if none did.
         loss: how much, in the unit of the measure; nan if none did.
         different: what else changed, such as a version.
+        number, unit: name and unit of the number; empty without one.
     """
 
     name: Annotated[str, column("build", key=True, importance=0)]
     value: Annotated[float, column(importance=0)]
-    change: Annotated[float, column(importance=1)]
+    moved: Annotated[float, column(importance=1)]
     worse: Annotated[int, column(importance=2)]
     better: Annotated[int, column(importance=4)]
     row: Annotated[str, column("lost most", importance=2, shrinks_to=16)]
     loss: Annotated[float, column(importance=3)]
     different: Annotated[str, column(importance=5, shrinks_to=16)]
+    number: Annotated[str, column(extended=True)] = ""
+    unit: Annotated[str, column(extended=True)] = ""
 
 
 _ORDER: Final = ("worse", "changed", "gone", "new", "better")
@@ -171,16 +174,17 @@ class ReportDiff(ModelReport):
         return [f"Of {total}: {', '.join(f'{count} {status}' for status, count in counts.items() if count)}."]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """Quality from build to build."""
-        about = "The first number of each report that is judged, from the oldest build to the newest."
-        drawn = along("Builds", about, [("value", "value")], unit=self.unit)
-        return [drawn | {"table": "builds", "x_title": "builds"}] if self.builds else []
+        """Quality from build to build, in dB."""
+        if not self.builds or self.builds[0].unit != "dB":
+            return []
+        about = f"{self.builds[0].number}, from the oldest build to the newest."
+        return [along("Builds", about, [("value", "value")]) | {"table": "builds", "x_title": "builds"}]
 
     def _before(self) -> Iterator[Block]:
         if self.builds:
-            yield Table(
-                self.shown("builds"), self.builds, f"Builds; below, {self.builds[0].name} → {self.builds[-1].name}"
-            )
+            first, *_, last = self.builds
+            by = f", by {first.number}" if first.number else ""
+            yield Table(self.shown("builds"), self.builds, f"Builds{by}; below, {first.name} → {last.name}")
         yield _lines("Whole report", [_figure_line(row) for row in self.figures])
         yield _lines("Also different", [f"{each.name}: {each.before} → {each.after}" for each in self.changes])
 

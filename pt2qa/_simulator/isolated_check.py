@@ -127,7 +127,7 @@ class _Planner:
         for node in quantized.graph.nodes:
             if op_rules.mutates_first_argument(node.target):
                 self.writers[memory_of(node)].append(node)
-        # Everything else is a constant of the quantized model, or quantization.
+        # Everything else is a constant of the quantized model.
         ops = {step.node for step in program.steps}
         self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
         inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))

@@ -33,8 +33,12 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.name:
-            name = "sqnr" if self.metric is None else getattr(self.metric, "__name__", "metric")
-            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "name", "sqnr" if self.metric is None else metric_name(self.metric))
+
+
+def metric_name(metric: Callable[..., Any]) -> str:
+    """What reports call a metric by default."""
+    return getattr(metric, "__name__", "metric")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.prose import wrap
 from pt2qa._report.table import screen_width
 from pt2qa.cli import options, outcome
+from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.checking import lowered
 from pt2qa.cli.flow import Flow, load_flow, measured_on
 from pt2qa.cli.group import main, say, say_next, write
@@ -53,7 +54,8 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
       DIR/program          the lowered model, if the backend can write it
       DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors
 
-    The exit code is 1 if a target is not met, or if a kernel computes something else than the converted graph.
+    The exit code is 1 if a target is not met, if a kernel computes something else than the converted graph, if
+    quantization gives NaN or infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     make_folder(folder)
     given = load_flow(flow).fitted()
@@ -61,7 +63,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     pair = done.applied(pt2qa.quantize(given.capture(), spec, given.batches))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
     done.keep("bad-cases", pt2qa.find_bad_cases(pair, done.batches, k=8, mask=given.mask), shown=False)
-    kernels = done.lowered(pair, backend)
+    kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
     done.write_page()
     reasons = done.shortcomings()
@@ -106,7 +108,7 @@ class _Fix:
             pair = searched.pair
         return pair
 
-    def lowered(self, pair: Any, backend: str | None) -> Any:
+    def on_kernels(self, pair: Any, backend: str | None) -> Any:
         """The comparison with the kernels; None, and why, where the model cannot be lowered and run here."""
         flow, program = self.flow, self.folder / "program"
         try:
@@ -151,7 +153,8 @@ class _Fix:
     def shortcomings(self) -> list[str]:
         """Why the exit code is 1."""
         searched, kernels = self.reports.get("reconfiguration"), self.reports.get("deployed")
-        found = [] if searched is None or searched.met else [f"the target is not met: {searched.verdict}"]
+        found = unusable(self.reports["layers"])
+        found += [] if searched is None or searched.met else [f"the target is not met: {searched.verdict}"]
         if kernels is not None and kernels.suspects:
             found.append(f"{len(kernels.suspects)} kernels compute something else than the converted graph")
         return found

@@ -59,13 +59,13 @@ class Flow:
         A number is a target for the flow's metric, in its unit, or dB without a metric; ``sqnr>=30`` is always dB.
         """
         # Imported here, because other commands of the command line do not need torch.
-        from pt2qa._trials.target import read_target
+        from pt2qa._trials.target import metric_name, read_target
 
         wanted: Any = self.target if text is None else _number(text)
         target = None if wanted is None else read_target(wanted)
         if target is None or self.metric is None or target.metric is not None or isinstance(wanted, str):
             return target
-        return replace(target, metric=self.metric, name=getattr(self.metric, "__name__", "metric"))
+        return replace(target, metric=self.metric, name=metric_name(self.metric))
 
     def fitted(self) -> Flow:
         """The flow with dimensions dynamic in which its batches differ, which it says; it reads all batches once."""

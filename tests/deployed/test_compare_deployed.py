@@ -320,3 +320,14 @@ def test_a_metric_sees_sizes_and_nested_outputs() -> None:
 def test_recorded_outputs_have_no_metric(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
     with pytest.raises(pt2qa.DeploymentError, match="recorded outputs cannot be run, so metric= has no model"):
         pt2qa.compare_deployed(pair, [images(4)], deployed=tmp_path / "out.safetensors", metric=lambda model: 1.0)
+
+
+def test_ctrl_c_in_a_metric_keeps_what_was_compared(pair: pt2qa.QuantizedPair, folder: Path) -> None:
+    def interrupted(model: Any) -> float:
+        raise KeyboardInterrupt
+
+    report = pt2qa.compare_deployed(pair, [images(4)], program=folder, metric=interrupted)
+    assert (report.batches, report.metric) == (1, "")
+    assert math.isnan(report.value)
+    assert "interrupted: no metric was measured" in report.notes
+    assert "metric" not in report.text().partition("Outputs")[0]

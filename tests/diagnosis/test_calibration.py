@@ -272,13 +272,15 @@ def test_ranges_are_compared_without_outliers(case: Case, monkeypatch: pytest.Mo
     monkeypatch.setattr(calibration, "_outliers", lambda *given: iter([(1, outlier)]))
     odd, sites = seen((-1.0, 1.0), (-5.0, 4.0), (-1.0, 1.0)), (0, 2, 4)
     made = with_facts(case, excess(s0=1.0), ranges=dict.fromkeys(sites, NARROW), seen=dict.fromkeys(sites, odd))
-    assert list(calibration.ranges_of_calibration(made)) == []
-    alone, by_extremes = calibration.freaks(made)
+    apart = calibration.freaks(made)
+    assert list(calibration.ranges_of_calibration(made, apart)) == []
+    ((number, (alone, by_extremes)),) = apart.items()
+    assert number == 1
     assert alone == outlier
     assert by_extremes.remedy == "drop it, with min-max observers"
     assert {edit.kind for edit in by_extremes.treatment.edits} == {"observer"}
     unknown = with_facts(made, seen={})
-    assert list(calibration.freaks(unknown)) == []
+    assert calibration.freaks(unknown) == {}
 
 
 def test_a_bad_sample_tells_its_share(case: Case) -> None:

@@ -142,3 +142,8 @@ def test_values_of_one_sign_with_a_symmetric_scheme_leave_half_of_the_integers(s
     assert [name for each in found for name in (each.name, *each.others)] == 2 * named
     assert [each.cause for each in found] == ["activation-scheme"] * len(named)
     assert all("here 0 of -128..127, values 0 to " in each.evidence for each in found)
+    nothing = quantized_pair(nn.Linear(8, 8), torch.zeros(16, 8), every("linear", spec))
+    zeros = Data("batches", [torch.zeros(16, 8)])
+    judge = Judge(nothing, zeros, None, "diagnose")
+    names = [each.name for each in one_sided(Case(nothing, judge, zeros, judge.outcome(Treatment())))]
+    assert "input" not in names  # values that are all zero have no sign

@@ -596,8 +596,8 @@ class Run:
             for name in names:
                 patch.setattr(module, name, self.finder(name))
         self.costly = {"outliers"}
-        self.at_fault, self.free, self.repaired, self.freaks = False, None, 0, list[Any]()
-        patch.setattr(calibration, "freaks", lambda case: iter(self.freaks))
+        self.at_fault, self.free, self.repaired, self.freaks = False, None, 0, dict[int, list[Any]]()
+        patch.setattr(calibration, "freaks", lambda case: self.freaks)
         patch.setattr(calibration, "is_of_another_kind", lambda *given: self.at_fault)
         patch.setattr(sites, "has_unused_levels", lambda *given: False)
         patch.setattr(repairs, "bound", lambda *given: self.free)
@@ -659,7 +659,7 @@ def test_other_data_come_late_where_one_calibration_batch_is_unlike_all_others(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(search, monkeypatch, 0.01)
-    run.at_fault, run.freaks = True, [remedy("calibration-outlier", "freak")]
+    run.at_fault, run.freaks = True, {3: [remedy("calibration-outlier", "freak")]}
     assert run()[:3] == [
         [*AUDITS, "coarse", "freak", "twice", "unfitFalse", "equalized"],
         ["repair"],

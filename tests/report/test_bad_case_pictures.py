@@ -93,3 +93,10 @@ def test_matplotlib_draws_all_kinds() -> None:
     axes = report([picture, wave, np.arange(4)]).plot("Worst samples")
     assert [each.get_text() for each in axes.get_xticklabels()] == ["0: 1.5 dB", "10: 2.5 dB", "20: 3.5 dB"]
     assert len(axes.images) == len(axes.lines) == len(axes.texts) == 1
+
+
+def test_the_largest_floats_are_drawn_without_a_warning() -> None:
+    values = np.full((6, 6), -1.7e308)
+    values[0, 0] = 1.7e308
+    (found,) = drawn(values)
+    assert pixels(found).reshape(6, 6, -1)[0, :2, 0].tolist() == [255, 0]

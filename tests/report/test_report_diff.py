@@ -445,8 +445,9 @@ def test_a_history_goes_from_build_to_build_and_from_the_first_to_the_last(layer
     pairwise = [diff(layers, newer), diff(newer, last)]
     mon, tue, wed = found.builds
     assert [each.value for each in found.builds] == [layers.sqnr, newer.sqnr, last.sqnr]
-    assert isnan(mon.change)
-    assert (tue.change, wed.change) == (newer.sqnr - layers.sqnr, 0.0)
+    assert isnan(mon.moved)
+    assert (tue.moved, wed.moved) == (newer.sqnr - layers.sqnr, 0.0)
+    assert {(each.number, each.unit) for each in found.builds} == {("sqnr", "dB")}
     for build, changed in zip((tue, wed), pairwise, strict=True):
         counts = [sum(row.status == status for row in changed.rows) for status in ("worse", "better")]
         assert [build.worse, build.better] == counts
@@ -455,9 +456,26 @@ def test_a_history_goes_from_build_to_build_and_from_the_first_to_the_last(layer
     assert (wed.row, wed.different) == ("", "")
     assert isnan(wed.loss)
     assert found.rows == diff(layers, last).rows
-    assert "Builds; below, mon → wed" in found.text()
+    assert "Builds, by sqnr; below, mon → wed" in found.text()
     with pytest.raises(ReportError, match="two reports or more, got 1"):
         history({"mon": layers})
+
+
+def test_of_several_outputs_a_history_follows_the_worst(layers):
+    (output,) = layers.outputs
+    builds = [replace(layers, outputs=(replace(output, name="a", sqnr=a), replace(output, name="b", sqnr=b)))
+              for a, b in ((30.0, 20.0), (31.0, 12.0), (inf, inf), (inf, inf))]  # fmt: skip
+    found = history(dict(zip("1234", builds, strict=True)))
+    assert [each.value for each in found.builds] == [20.0, 12.0, inf, inf]
+    assert [each.moved for each in found.builds[1:]] == [-8.0, inf, 0.0]
+
+
+def test_what_is_not_in_decibels_has_no_chart(layers):
+    empty = Findings((), (), (), notes=(), quantizer="xnnpack", model="Net", environment=HERE)
+    found = history({"1": empty, "2": empty}, by="rows.name")
+    assert found.builds[0].unit == ""
+    assert found.charts(()) == []
+    assert history({"1": layers, "2": layers}).charts(()) != []
 
 
 def test_builds_are_called_by_their_folder_or_by_the_file(layers, newer, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -41,21 +41,21 @@ MOSTLY = 0.6
 """The share of that range below which the values are smaller than those of calibration."""
 
 
-def freaks(case: Case) -> Iterator[Hypothesis]:
-    """Single calibration batches that are unlike all others."""
+def freaks(case: Case) -> dict[int, list[Hypothesis]]:
+    """By number, single calibration batches that are unlike all others."""
     recipe = case.judge.recipe
-    if recipe is not None and recipe.data is not None and case.seen:
-        for _, freak in _outliers(case, recipe.data, case.seen):
-            yield from _by_observers(case, freak, ", with min-max observers")
+    if recipe is None or recipe.data is None or not case.seen:
+        return {}
+    found = _outliers(case, recipe.data, case.seen)
+    return {number: list(_by_observers(case, each, ", with min-max observers")) for number, each in found}
 
 
-def ranges_of_calibration(case: Case) -> Iterator[Hypothesis]:
+def ranges_of_calibration(case: Case, apart: Collection[int] = ()) -> Iterator[Hypothesis]:
+    """What the calibration data have in common, some batches apart."""
     recipe = case.judge.recipe
-    seen = case.seen
-    if recipe is None or recipe.data is None or not seen:
+    if recipe is None or recipe.data is None or not case.seen:
         return
-    apart = dict(_outliers(case, recipe.data, seen))
-    seen = {site: each.left_without(apart) for site, each in seen.items()}
+    seen = {site: each.left_without(apart) for site, each in case.seen.items()}
     sites = [site.index for site in case.static_sites]
     worst = case.ranked(sites, case.excess)
     if not worst:

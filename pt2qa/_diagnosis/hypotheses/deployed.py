@@ -30,7 +30,9 @@ class Kernels:
     def hypotheses(self) -> list[Hypothesis]:
         """Where kernels cost much, the best remedy; none is tried without lowering."""
         found = list(_costly(self.case, self.of(self.case.pair), self))
-        return found if isinstance(self.backend, DeployedReport) else sorted(found, key=_gain)[-1:]
+        if not found or isinstance(self.backend, DeployedReport):
+            return found
+        return [max(found, key=lambda each: each.gain or 0.0)]
 
     def of(self, pair: QuantizedPair) -> DeployedReport:
         if isinstance(self.backend, DeployedReport):
@@ -52,10 +54,6 @@ class Kernels:
 
     def sqnr(self, treatment: Treatment) -> float:
         return self.of(self.case.judge.applied(treatment)).sqnr
-
-
-def _gain(hypothesis: Hypothesis) -> float:
-    return hypothesis.gain or 0.0
 
 
 def _costly(case: Case, report: DeployedReport, program: Kernels) -> Iterator[Hypothesis]:

@@ -137,7 +137,7 @@ def unused_levels(case: Case) -> Iterator[Hypothesis]:
 
 
 def one_sided(case: Case) -> Iterator[Hypothesis]:
-    """Activations of one sign whose zero is in the middle of the integers, as with a symmetric spec: half are left."""
+    """Activations of one sign whose zero is in the middle of the integers, as with a symmetric spec: half serve."""
     sites = [site.index for site in case.static_sites if _is_half_used(case, site)]
     if sites:
         site = case.pair.sites[max(sites, key=case.excess)]
@@ -164,7 +164,7 @@ def _is_half_used(case: Case, site: Site) -> bool:
     low, high = case.ranges[site.index].whole
     small, large = sorted((max(-low, 0.0), max(high, 0.0)))
     in_the_middle = abs(2 * params.zero_point - params.quant_min - params.quant_max) <= 1
-    return in_the_middle and small <= large / _steps(site)
+    return in_the_middle and large > 0 and small <= large / _steps(site)
 
 
 def has_unused_levels(case: Case, site: Site) -> bool:

@@ -571,16 +571,22 @@ def frozen_observers(bed: Bed, r: random.Random) -> Places:
         for each in ("weight", "bias"):
             early.get_parameter(f"{link.norm or link.product}.{each}").copy_(scaled.get_parameter(each) * shrunk)
 
+    bed.finish = with_ranges_of(early)
+    return None
+
+
+def with_ranges_of(model: nn.Module) -> Callable[[Bed, pt2qa.QuantizedPair], pt2qa.QuantizedPair]:
+    """Activations get the scales that calibration found for another model."""
+
     def finish(own: Bed, made: pt2qa.QuantizedPair) -> pt2qa.QuantizedPair:
-        graph, old = copy.deepcopy(made.quantized), own.quantized(early).quantized
+        graph, old = copy.deepcopy(made.quantized), own.quantized(model).quantized
         for node, before in zip(activations_of(graph), activations_of(old), strict=True):
             for each in (node, *node.users):
                 each.args = (each.args[0], *before.args[1:3], *each.args[3:])
         graph.recompile()
         return _paired(own, graph)
 
-    bed.finish = finish
-    return None
+    return finish
 
 
 def by_torchao(bed: Bed, model: nn.Module, calibrate: bool = True) -> GraphModule:

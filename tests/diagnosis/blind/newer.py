@@ -31,6 +31,7 @@ from tests.diagnosis.blind.faults import (
     model,
     needs,
     spec,
+    with_ranges_of,
 )
 from tests.diagnosis.blind.nets import DEVIATION, MEAN, REAL, Unit
 from tests.diagnosis.subject import Graph, changed
@@ -527,17 +528,7 @@ def reused_cache(bed: Bed, r: random.Random) -> Places:
     for module in other.modules():
         if isinstance(module, nn.Linear | nn.Conv2d | nn.LSTM):
             module.reset_parameters()
-    other.requires_grad_(False)
-
-    def finish(own: Bed, made: pt2qa.QuantizedPair) -> pt2qa.QuantizedPair:
-        graph, old = copy.deepcopy(made.quantized), own.quantized(other).quantized
-        for node, before in zip(activations_of(graph), activations_of(old), strict=True):
-            for each in (node, *node.users):
-                each.args = (each.args[0], *before.args[1:3], *each.args[3:])
-        graph.recompile()
-        return _paired(own, graph)
-
-    bed.finish = finish
+    bed.finish = with_ranges_of(other.requires_grad_(False))
     return None
 
 
