@@ -92,9 +92,10 @@ format: $(VENV)/.installed
 
 # One thread a process: tests run side by side, and more threads than cores would wait for each other. The tests of one
 # file or class stay in one process, where they share what they have captured and quantized. Their order is that of
-# tests/conftest.py: the longest files first.
+# tests/conftest.py: the longest files first. Bytecode is kept, so that the hundreds of processes which tests start do not
+# compile the package anew.
 test: $(VENV)/.installed
-	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not zoo and not conformance"
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= "$(BIN)/python" -m pytest -n auto --dist loadscope --no-loadscope-reorder -m "not zoo and not conformance"
 
 compat:
 	@test -n "$(TORCH)" -a -n "$(EXECUTORCH)" || { echo "make compat TORCH=2.15.0 EXECUTORCH=1.5.1"; exit 2; }

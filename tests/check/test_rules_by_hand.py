@@ -562,3 +562,50 @@ def test_an_op_in_place_is_compared_with_its_spelling_out_of_place(in_place: boo
     found = pt2qa.check(Net().eval(), torch.ones(2, 3), quantizer=Annotates(annotate), rules=["in-place-spelling"])
     what = f"{'rounds' if in_place else 'does not round'} add as relu reads it, the output of relu"
     assert [row.why for row in found] == [f"written aten.relu_.default, the quantizer {what}, unlike out of place"]
+
+
+class TwoNorms(nn.Module):
+    """One linear, and a batch norm of its own after each of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.one, self.other = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(self.linear(x)) + self.other(self.linear(x))
+
+
+def test_a_batch_norm_is_folded_into_a_linear_of_two_dimensions_only() -> None:
+    found = {
+        len(shape): [row.rule for row in pt2qa.check(TwoNorms().eval(), (torch.randn(shape),), rules=["invalid-fold"])]
+        for shape in ((2, 6), (2, 4, 6))
+    }
+    assert found == {2: ["invalid-fold"], 3: []}
+
+
+class Ranges(nn.Module):
+    """Linears of which some have outputs that are a sixtieth of the largest."""
+
+    def __init__(self, *small: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in small))
+        with torch.no_grad():
+            for layer, count in zip(self.layers, small, strict=True):
+                layer.weight.copy_(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))
+                layer.weight[:count] /= 60
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+def test_a_layer_without_small_channels_does_not_end_the_search_for_them() -> None:
+    x = torch.randn(4, 8)
+    pair = pt2qa.quantize(pt2qa.capture(Ranges(0, 3).eval(), x), "xnnpack:per_channel=false", [x], progress=False)
+    assert [row.name for row in pt2qa.check(pair, rules=["channel-range"])] == ["layers.1/linear"]
+
+
+def test_a_map_of_batches_needs_batches() -> None:
+    pair = residual_pair()
+    with pytest.raises(pt2qa.SelectionError, match="there are no batches to map"):
+        pt2qa.check(pair, inputs_of=lambda item: item[0])
+    pt2qa.check(pair, batches=[(images(2), 1)], inputs_of=lambda item: item[0], rules=["train-mode"], progress=False)

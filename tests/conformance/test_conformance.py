@@ -17,14 +17,15 @@ def check(name: str, models: tuple[str, ...]) -> None:
     assert not wrong, "".join(f"\n  {each}" for each in [f"{name}:", *wrong])
 
 
+@pytest.mark.parametrize("name", [*OURS, *(name for name in STRANGERS if name != "coreml")])
+def test_quantizers_on_some_models(name: str) -> None:
+    check(name, SOME_MODELS)
+
+
+@pytest.mark.zoo
 @pytest.mark.parametrize("name", OURS)
 def test_quantizers_with_a_plugin_on_all_models(name: str) -> None:
     check(name, OURS[name].models)
-
-
-@pytest.mark.parametrize("name", [name for name in STRANGERS if name != "coreml"])
-def test_quantizers_of_strangers_on_some_models(name: str) -> None:
-    check(name, SOME_MODELS)
 
 
 @pytest.mark.conformance

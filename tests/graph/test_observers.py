@@ -72,3 +72,10 @@ def test_a_copy_keeps_the_notes_of_a_graph_module() -> None:
     module.meta["own"] = "note"
     copies = copy_nodes(module), strip_quantization(module), fold_quantized_weights(module, call_op)
     assert [each.meta["own"] for each in copies] == ["note"] * 3
+
+
+@pytest.mark.parametrize("make", [pt2e.MinMaxObserver, pt2e.PerChannelMinMaxObserver])
+def test_a_part_in_which_all_values_are_equal_counts(make: Any) -> None:
+    observer = make()
+    set_statistics(observer, [(1, learned(make, FIRST)), (1, learned(make, torch.full((2, 3), 7.0)))])
+    assert set(observer.max_val.reshape(-1).tolist()) == {7.0}

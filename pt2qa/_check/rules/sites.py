@@ -280,7 +280,7 @@ def bias_overflow(context: CheckContext) -> Iterator[Found]:
             continue
         values = bias.detach().cpu().double().abs().flatten()
         # A transposed convolution has one scale for the channels of the same number in every group.
-        steps = values / (scales if scales.numel() == 1 else scales.repeat(values.numel() // scales.numel()))
+        steps = values / scales.repeat(values.numel() // scales.numel())
         if over := int((steps > 2**31 - 1).sum()):
             stored = in_int32 or product.bias_params is not None
             most, step = float(steps.max()), float(scales.min())
