@@ -186,7 +186,7 @@ def diagnose(
         input_ranges=reference.health.input_ranges,
     )
     aimed_at = None if interrupted else search_target(search, after)
-    return diagnosis.with_evidence(final, reports, aimed_at, search.treatments)
+    return diagnosis.with_evidence(final, reports, aimed_at, [each.treatment for each in search.taken])
 
 
 def _refuse_reports_of_others(pair: QuantizedPair, findings: Findings | None, deployed: Any) -> None:

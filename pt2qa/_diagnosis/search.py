@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,8 +53,10 @@ class Search:
 
     def __post_init__(self) -> None:
         self.rows: list[CauseRow] = []
-        self.treatments: list[Treatment] = []
-        """Of the rows, in order."""
+        self.taken: list[Hypothesis] = []
+        """Those of the rows, in order."""
+        self.steps = [self.case.now]
+        """The outcomes before the rows and with each."""
         self.tried: list[TriedRow] = []
         self.untried: dict[str, dict[str, None]] = {}
         """By error, the remedies that fail with it."""
@@ -65,6 +68,8 @@ class Search:
         self.deployed: dict[str, FigureRow] = {}
         self.free: Outcome | None = None
         """That of the free remedies and what :func:`pt2qa.repair` fits; None where it was not tried."""
+        self.outdone: list[tuple[Hypothesis, Gain]] = []
+        """What would help in float, but little more than that."""
         self._left: list[tuple[Hypothesis, Gain]] = []
 
     def run(self) -> None:
@@ -91,12 +96,16 @@ class Search:
         self._repair()
         self._take([*self.later, *calibration.bad_sample(case, self.state, self.quality)])
         if self._can_be_better():
-            self.free = repairs.bound(case, self.state, self.quality)
+            self.free, ranges = repairs.bound(case, self.state, self.quality)
             self._take(costly)
+            if self.outdone and self.repair_helps:
+                self._take([repairs.instead(self._best(self.outdone)[0], ranges)])
         if self._can_be_better():
             self._take(list(precision.needed(self._treated())))
         if self._can_be_better() and (self.free is None or self.repair_helps):  # an observer only makes other ranges
             self._take(observers)
+        for each in self.taken[:-1]:
+            self._drop_if_needless(each)
 
     def _ranges_at_fault(self) -> bool:
         """Whether ranges that fit the data halve the noise; if not, another observer helps little, and comes last."""
@@ -312,11 +321,13 @@ class Search:
             if self._is_worth(each, gain, before):
                 left.append((each, gain))
                 continue
+            if outdone := self._is_outdone(each, gain, before):
+                self.outdone.append((each, gain))
             self.case.judge.forget(start, *(start.then(worth.treatment) for worth, _ in left))
             if math.isnan(gain.value):
                 self._reject(each, gain.value, "could not be measured")
             else:
-                little.append((each, gain.value, self._too_little(each, gain)))
+                little.append((each, gain.value, _OUTDONE if outdone else _too_little(each, gain)))
         while left:
             each, gain = self._best(left)
             left.remove((each, gain))
@@ -334,23 +345,12 @@ class Search:
         if more:
             self._take(more, again=True)
 
-    def _too_little(self, each: Hypothesis, gain: Gain) -> str:
-        if not gain.is_certain:
-            return (
-                f"samples like these may show no gain ({between(gain.low, gain.high)} dB)"
-                if gain.value > 0
-                else "no gain"
-            )
-        if _takes_out(each) and self.free is not None and not self._beats_free(each, gain):
-            return "pt2qa.repair gives as much for free"
-        return "gain too small for its cost" if each.cost else "gain too small"
-
     def _is_small(self, each: Hypothesis) -> bool:
         """Whether a remedy would be no row even if all the noise of its sites were gone, twice over."""
         if each.cause not in NATURAL or self.needed is not None or self.case.judge.metric is not None:
             return False
-        most = 2 * decibels(1.0, max(1 - each.share, 1e-9))
-        return not self.worth.pays(self.quality.worst[1], most, each.cost, is_fault=False)
+        most = Gain(2 * decibels(1.0, max(1 - each.share, 1e-9)))
+        return not self._pays(each, most, self.quality)
 
     def _add(self, each: Hypothesis) -> None:
         alone = self._gain(each, Treatment(), self.case.now)
@@ -358,9 +358,10 @@ class Search:
         if not self._is_worth(each, gain, self.quality):
             self._reject(each, alone.value, "no further gain after the remedies above")
             return
-        self.treatments.append(each.treatment)
+        self.taken.append(each)
         self.state = self.state.then(each.treatment)
         self.quality = self.case.judge.outcome(self.state)
+        self.steps.append(self.quality)
         self.rows.append(
             CauseRow(
                 rank=len(self.rows) + 1,
@@ -413,6 +414,10 @@ class Search:
             return False
         if _takes_out(each) and not self._beats_free(each, gain):
             return False
+        return self._pays(each, gain, quality)
+
+    def _pays(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
+        """Whether a gain that is certain is worth its cost; a bit for free is worth a row where errors matter."""
         aim = self.case.judge.target
         if aim is not None and math.isfinite(aim.at_least):
             return True
@@ -420,7 +425,33 @@ class Search:
         value = gain.value
         if quality.of_metric and quality.outputs:  # a few labels may be chance
             value = gain.middle
-        return self.worth.pays(before, value, each.cost, is_fault=each.cause not in NATURAL)
+        is_free = not each.cost and not _takes_out(each) and error(before) >= self.worth.least
+        is_fault = each.cause not in NATURAL or (is_free and value >= BIT)
+        return self.worth.pays(before, value, each.cost, is_fault=is_fault)
+
+    def _is_outdone(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
+        """Whether only what repairs give for free keeps a remedy from being a row."""
+        known = _takes_out(each) and gain.is_certain and self._pays(each, gain, quality)
+        return known and not self._beats_free(each, gain)
+
+    def _drop_if_needless(self, each: Hypothesis) -> None:
+        """Takes back what gains too little beside the remedies after it, which remove more; no remedy of a fault."""
+        at = self.taken.index(each)
+        first, then, last = (error(found.worst[1]) for found in (*self.steps[at : at + 2], self.quality))
+        if each.cause not in NATURAL or each.audited or each.gain is not None or first - then >= then - last:
+            return
+        others = [other for other in self.taken if other is not each]
+        without = self.case.judge.outcome(functools.reduce(Treatment.then, (other.treatment for other in others)))
+        gain = self._of(each, self.quality, without)
+        if gain.value > 0 and self._pays(each, gain, without):
+            return
+        kept = Search(self.case, self.needed, worth=self.worth)
+        for other in others:
+            kept._add(other)
+        self._reject(each, gain.value, "no further gain after the remedies above")
+        self.rows, self.taken, self.steps, self.state = kept.rows, kept.taken, kept.steps, kept.state
+        self.quality = kept.quality
+        self.tried += kept.tried
 
     def _beats_free(self, each: Hypothesis, gain: Gain) -> bool:
         """Whether what takes ops out of int8 gives more than what repairs give for free, at its cost."""
@@ -482,6 +513,17 @@ NATURAL: Final = COSTLY | {
     "observer",
 }
 """Causes that are a matter of degree: a sound model has them, too, only smaller."""
+
+
+_OUTDONE: Final = "not worth its cost beside what pt2qa.repair gives for free"
+
+
+def _too_little(each: Hypothesis, gain: Gain) -> str:
+    if gain.is_certain:
+        return "gain too small for its cost" if each.cost else "gain too small"
+    if gain.value > 0:
+        return f"samples like these may show no gain ({between(gain.low, gain.high)} dB)"
+    return "no gain"
 
 
 def _takes_out(each: Hypothesis) -> bool:

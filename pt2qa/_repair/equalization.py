@@ -102,7 +102,9 @@ class Weight:
     def rounding(self, table: Tensor) -> Rounding:
         """How it is rounded in other units; its scale follows its largest values."""
         factors = self.factors(self.value, (table[side.labels] ** side.power for side in self.sides))
-        growth = (self.largest(self.value * factors) / self.largest(self.value).clamp(min=1e-30)).flatten()
+        # Channels of zeros keep their scale.
+        after, before = (self.largest(each).clamp(min=1e-30) for each in (self.value * factors, self.value))
+        growth = (after / before).flatten()
         scale: Any = self.params.scale
         scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
         return _in_units(rounding(replace(self.params, scale=scale)), lambda value: factors)

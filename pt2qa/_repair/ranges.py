@@ -239,7 +239,7 @@ def moved(group: RangeGroup, before: tuple[float, float], after: tuple[float, fl
     """The group's own range, each end as far within that of the values as it was, where that has become another."""
     own = group.params
     if group.symmetric:
-        growth = max(-after[0], after[1]) / max(-before[0], before[1], 1e-30)
+        growth = max(-after[0], after[1], 1e-30) / max(-before[0], before[1], 1e-30)  # 1 where all values are 0
         return replace(own, scale=float(own.scale) * growth)  # type: ignore[arg-type]
     low, high = (
         own_end * end / whole if whole else own_end

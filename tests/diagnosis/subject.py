@@ -161,8 +161,9 @@ class Graph:
         return self.names[handle].name if handle in self.names else ""
 
     def op(self, name: str) -> Node:
-        """The last node of an op: after decomposition, folding and the like there may be several."""
-        return [node for node in self.module.graph.nodes if self.name(node) == name and node.op == "call_function"][-1]
+        """The last node of an op, of which decomposition, folding and the like may make several; or an input."""
+        made = ("call_function", "placeholder")
+        return [node for node in self.module.graph.nodes if self.name(node) == name and node.op in made][-1]
 
     def annotated(self) -> Iterator[tuple[Node, QuantizationAnnotation]]:
         """Nodes with an annotation."""

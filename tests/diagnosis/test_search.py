@@ -17,7 +17,7 @@ from pt2qa._diagnosis.analysis import _needed
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
-from pt2qa._diagnosis.search import ALIKE, COSTLY, HIDDEN, NATURAL, Search, _how, _source
+from pt2qa._diagnosis.search import ALIKE, COSTLY, HIDDEN, NATURAL, Search, _how, _source, _too_little
 from pt2qa._diagnosis.worth import Worth
 from pt2qa._repair.guard import Method
 from pt2qa._simulator.data import Data
@@ -220,8 +220,9 @@ def test_rows_tell_what_each_remedy_gives_alone_and_after_the_others(search: Sea
     assert [third[key] for key in keys] == pytest.approx([3, "4", 30.0, 10.0, "quantized again", "", ""])
     assert made.quality.value == pytest.approx(30.0)
     assert made.tried == []
-    assert [{name for _, name, _ in each.exact} for each in made.treatments] == [{"0/linear"}, {"2"}, set()]
-    assert made.state == made.treatments[0].then(made.treatments[1]).then(made.treatments[2])
+    assert [{name for _, name, _ in each.treatment.exact} for each in made.taken] == [{"0/linear"}, {"2"}, set()]
+    one, two, three = (each.treatment for each in made.taken)
+    assert made.state == one.then(two).then(three)
 
 
 def reasons(made: Search) -> dict[str, tuple[float, str]]:
@@ -340,8 +341,8 @@ def test_what_was_found_without_outputs_is_confirmed_by_any_gain(search: Search)
     assert not made._is_worth(each, chance, made.quality)
     assert made._is_worth(replace(each, audited=True), chance, made.quality)
     assert not made._is_worth(replace(each, audited=True), replace(chance, value=0.0), made.quality)
-    assert made._too_little(each, chance) == "samples like these may show no gain (-9 to +15 dB)"
-    assert made._too_little(each, replace(chance, value=-1.0)) == made._too_little(each, Gain(0.0)) == "no gain"
+    assert _too_little(each, chance) == "samples like these may show no gain (-9 to +15 dB)"
+    assert _too_little(each, replace(chance, value=-1.0)) == _too_little(each, Gain(0.0)) == "no gain"
 
 
 @pytest.mark.parametrize(("gain", "is_worth"), [(math.nan, True), (0.1, True), (0.0, False), (-1.0, False)])
@@ -362,9 +363,13 @@ def test_what_leaves_int8_must_beat_what_is_free(search: Search) -> None:
     gain = made._gain(costly, made.state, made.quality)
     assert not made._beats_free(costly, gain)
     assert not made._is_worth(costly, gain, made.quality)
-    assert made._too_little(costly, gain) == "pt2qa.repair gives as much for free"
+    assert made._is_outdone(costly, gain, made.quality)
     assert made._is_worth(replace(costly, cause="bias"), gain, made.quality)  # no matter of bits
-    assert made._too_little(replace(costly, cause="bias"), gain) == "gain too small for its cost"
+    assert not made._is_outdone(replace(costly, cause="bias"), gain, made.quality)
+    made._take([costly])
+    assert reasons(made)["a"][1] == "not worth its cost beside what pt2qa.repair gives for free"
+    assert made.outdone == [(costly, gain)]
+    assert _too_little(costly, gain) == "gain too small for its cost"
     made.free = made.case.judge.outcome(remedy("range", "b").treatment)
     assert made._beats_free(costly, gain)
     made.free = made.case.now  # nothing for free
@@ -375,6 +380,76 @@ def test_what_leaves_int8_must_beat_what_is_free(search: Search) -> None:
     removed = 10 ** (-db(0.1) / 20) - 10 ** (-db(0.05) / 20)
     assert made._beats_free(replace(both, cost=(removed - 0.0101) / 0.1), Gain(1.0, output="y"))
     assert not made._beats_free(replace(both, cost=(removed - 0.0099) / 0.1), Gain(1.0, output="y"))
+
+
+def test_a_cause_whose_costly_remedy_is_outdone_is_a_row_with_the_free_one(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(search, monkeypatch, 0.01)
+    made = additive(search, {"a": 0.9, "rest": 0.1})
+    ranges = remedy("range", "a", edit=True).treatment
+    costly = [remedy("outlier-channel", "a", floats=True, cost=0.1), remedy("shared-scale", "b", floats=True)]
+    run.made, run.free, run.ranges = made, made.case.judge.outcome(ranges), ranges
+    monkeypatch.setattr(made, "_bound", run.bound)
+    monkeypatch.setattr(made, "_ranges", lambda: costly)
+    for module, name in ((precision, "needed"), (configuration, "observers"), (calibration, "bad_sample")):
+        monkeypatch.setattr(module, name, lambda *given: [])
+    run()
+    (row,) = made.rows
+    assert (row.cause, row.name, row.evidence, row.cost) == ("outlier-channel", "a", "evidence", 0.0)
+    assert row.remedy == "ranges, as pt2qa.repair does: 1 edit in the plan"
+    assert row.gain == pytest.approx(10.0)
+    assert made.state == ranges
+    assert {name: reasons(made)[name] for name in ("a", "b")} == {
+        "a": (pytest.approx(10.0), "not worth its cost beside what pt2qa.repair gives for free"),
+        "b": (0.0, "no gain"),
+    }
+
+
+def test_a_remedy_that_a_later_one_makes_needless_is_taken_back(search: Search) -> None:
+    made = additive(search, {"a": 0.4, "b": 0.59, "c": 0.009, "rest": 0.001})
+    every = Treatment(exact=frozenset({("activation", name, 0) for name in ("a", "b")}))
+    later = replace(remedy("precision", "b"), treatment=every)
+    for each in (remedy("observer", "a"), later, remedy("bias", "c")):
+        made._take([each])
+    assert [row.name for row in made.rows] == ["a", "b", "c"]
+    for each in made.taken[:-1]:
+        made._drop_if_needless(each)
+    assert [(row.rank, row.name) for row in made.rows] == [(1, "b"), (2, "c")]
+    assert [row.gain_in_sequence for row in made.rows] == pytest.approx([20.0, 10.0])
+    assert made.state == every.then(made.taken[1].treatment)
+    assert made.quality.value == pytest.approx(30.0)
+    assert reasons(made) == {"a": (0.0, "no further gain after the remedies above")}
+
+
+@pytest.mark.parametrize("about", [{"cause": "bias"}, {"audited": True}])
+def test_a_fault_stays_a_row_whatever_comes_after_it(search: Search, about: dict[str, Any]) -> None:
+    made = additive(search, {"a": 0.4, "b": 0.59, "rest": 0.01})
+    every = Treatment(exact=frozenset({("activation", name, 0) for name in ("a", "b")}))
+    for each in (replace(remedy("observer", "a"), **about), replace(remedy("precision", "b"), treatment=every)):
+        made._take([each])
+    made._drop_if_needless(made.taken[0])
+    assert [row.name for row in made.rows] == ["a", "b"]
+
+
+def test_a_remedy_that_removes_most_stays_a_row_though_later_ones_make_it_needless(search: Search) -> None:
+    made = additive(search, {"a": 0.8, "b": 0.19, "rest": 0.01})
+    every = Treatment(exact=frozenset({("activation", name, 0) for name in ("a", "b")}))
+    for each in (remedy("observer", "a"), replace(remedy("precision", "b"), treatment=every)):
+        made._take([each])
+    made._drop_if_needless(made.taken[0])
+    assert [row.name for row in made.rows] == ["a", "b"]
+
+
+def test_what_gives_a_bit_for_free_is_a_row_where_the_error_is_worth_one(search: Search) -> None:
+    noise = {"a": 0.751e-4, "b": 0.05e-4, "rest": 0.2e-4}  # 40 dB; without a, 46 dB
+    made = additive(search, noise)
+    made._take([remedy("wide-calibration", "a"), remedy("precision", "a", floats=True), remedy("observer", "b")])
+    assert [(row.cause, row.name) for row in made.rows] == [("wide-calibration", "a")]
+    for less in ({**noise, "a": 0.75e-4, "rest": 0.202e-4}, {name: each / 1.01 for name, each in noise.items()}):
+        made = additive(search, less)
+        made._take([remedy("wide-calibration", "a")])
+        assert made.rows == []
 
 
 def test_what_repairs_give_helps_if_it_is_certain_and_worth_a_row(search: Search) -> None:
@@ -596,11 +671,12 @@ class Run:
             for name in names:
                 patch.setattr(module, name, self.finder(name))
         self.costly = {"outliers"}
+        self.ranges = Treatment()
         self.at_fault, self.free, self.repaired, self.freaks = False, None, 0, dict[int, list[Any]]()
         patch.setattr(calibration, "freaks", lambda case: self.freaks)
         patch.setattr(calibration, "is_of_another_kind", lambda *given: self.at_fault)
         patch.setattr(sites, "has_unused_levels", lambda *given: False)
-        patch.setattr(repairs, "bound", lambda *given: self.free)
+        patch.setattr(repairs, "bound", lambda *given: (self.free, self.ranges))
         patch.setattr(self.made, "_repair", lambda: self.taken.append(["repair"]))
         patch.setattr(self.made, "_take", lambda found: self.taken.append([each.name for each in found]))
         patch.setattr(self.made, "_bound", self.bound)

@@ -219,8 +219,9 @@ def test_a_range_that_is_used_in_part_says_how_much() -> None:
     assert unfit(without_fit(s8=1.0), **beyond)[0].evidence.startswith("values exceed the range by 1.10 % (scale ")
 
 
-def test_a_scale_that_several_share_is_told_with_them_and_kept_in_float() -> None:
-    case = joined("xnnpack")
+def test_a_scale_that_several_share_is_told_with_them_and_kept_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, own = joined("xnnpack"), 0.5
+    monkeypatch.setattr(sites, "_removed", lambda case, treatment: 1.0 if treatment.floats else own)
     found, in_float = unfit(without_fit(s4=1.0))
     assert said(found) == {
         "cause": "shared-scale",
@@ -240,6 +241,15 @@ def test_a_scale_that_several_share_is_told_with_them_and_kept_in_float() -> Non
         "cost": pytest.approx(MACS["b/linear"]),
     }
     assert in_float.treatment == Treatment(floats=(Edit("float", ops),))
+    own = 0.49  # with scales of their own most of the error stays
+    assert [each.remedy for each in unfit(without_fit(s4=1.0))] == [found.remedy]
+
+
+def test_what_a_treatment_removes_is_an_error_of_the_worst_output() -> None:
+    case = joined("xnnpack")
+    whole = sites._removed(case, Treatment(exact=frozenset(case.places.values())))
+    assert whole == pytest.approx(10 ** (-case.now.worst[1] / 20))
+    assert sites._removed(case, Treatment()) == 0.0
 
 
 def test_what_most_sites_have_in_common_is_no_fault_of_one() -> None:

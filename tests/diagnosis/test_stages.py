@@ -344,12 +344,14 @@ def test_a_few_batches_show_what_a_repair_gives(sizes: tuple[int, ...], kept: in
 def test_the_bound_of_repairs_is_never_below_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     case = joined("xnnpack")
     low, high = Outcome(0.0, (("output", 0.0),)), Outcome(99.0, (("output", 99.0),))
-    assert repairs.bound(case, Treatment(), high) is high
-    found = repairs.bound(case, Treatment(), low)
+    assert repairs.bound(case, Treatment(), high) == (high, Treatment())
+    found, ranges = repairs.bound(case, Treatment(), low)
     assert found is not None
     assert found.value > 0
-    best = repairs.bound(case, Treatment(), case.now)
+    assert {edit.kind for edit in ranges.edits} == {"range"}
+    assert ranges == Treatment(edits=ranges.edits)
+    best, _ = repairs.bound(case, Treatment(), case.now)
     assert best is not None
     assert best.value >= case.now.value
     monkeypatch.setattr(repairs, "calibration_of", lambda *given: (None, "none"))
-    assert repairs.bound(case, Treatment(), low) is None
+    assert repairs.bound(case, Treatment(), low) == (None, Treatment())

@@ -7,6 +7,9 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,11 +20,13 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.equalization import Equalization
+from pt2qa._repair.equalization import Equalization, Weight
 from pt2qa._repair.methods import methods_named
+from pt2qa._repair.ranges import RangeGroup, moved
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.folds import Folds
-from pt2qa.overrides.channels import Chain, channels_in
+from pt2qa.overrides.channels import Chain, Side, channels_in
 from pt2qa.overrides.parameters import edit_parameters, with_folded_norms
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
@@ -378,3 +383,24 @@ def test_random_graphs_compute_what_they_did() -> None:
         assert direct_sqnr(graph(x), changed(x)) > 100, (seed, model.kinds)
         scaled += len(found)
     assert scaled > 24
+
+
+# -- values of zeros ---------------------------------------------------------------------------------------------------
+
+
+def test_a_range_of_zeros_keeps_its_scale() -> None:
+    group = RangeGroup((0,), "start", QuantParams("int8", 0.5, 0, -128, 127), True)
+    assert moved(group, (0.0, 0.0), (-0.0, 0.0)) == group.params
+    assert moved(group, (0.0, 2.0), (0.0, 1.0)) == replace(group.params, scale=0.25)
+
+
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_channel_of_zeros_keeps_its_scale(axis: int | None) -> None:
+    value = torch.tensor([[0.0, 0.0], [1.0, -0.5]]) if axis == 0 else torch.zeros(2, 2)
+    scale = torch.tensor([0.5, 0.25]) if axis == 0 else 0.25
+    zero = torch.zeros(2) if axis == 0 else 0
+    side = Side("first", 1, 0, -1.0, torch.tensor([0, 1]))
+    constant: Any = SimpleNamespace(reference=value)
+    weight = Weight(cast(Any, None), constant, QuantParams("int8", cast(Any, scale), zero, -127, 127, axis), (side,))
+    # Of channels that are 4 and 2 times smaller, and back.
+    assert torch.equal(weight.rounding(torch.tensor([4.0, 2.0]))(value), value)

@@ -83,15 +83,15 @@ ENOUGH = 16
 """Calibration samples that show what a repair gives."""
 
 
-def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
-    """What :func:`pt2qa.repair` gives at least, for free: its ranges, fitted to a few calibration batches.
+def bound(case: Case, state: Treatment, quality: Outcome) -> tuple[Outcome | None, Treatment]:
+    """What :func:`pt2qa.repair` gives at least, for free: its ranges, fitted to a few calibration batches, as edits.
 
     Evaluation batches that are among these are judged with what was fitted to others.  No less than ``quality``, which
     is without it; None where it has nothing to fit, or nothing to change.
     """
     data, _ = calibration_of(case, state)
     if data is None:
-        return None
+        return None, Treatment()
     judge = case.judge
     pair = judge.pair_with(state)
     folds = Folds(pair, replace(data, batches=_first(pair, data)))
@@ -100,13 +100,12 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
     try:
         look = Ranges.look(pair, folds)
     except SelectionError:
-        return None
+        return None, Treatment()
     whole = look.fit((0, 1))
     if not whole.edits:
-        return None
+        return None, Treatment()
     apart = (look.fit([1]), look.fit([0])) if shared else ()
     places = places_of(pair)
-    best: Outcome | None = None
     for fit, *others in zip(*((each, *each.weaker) for each in (whole, *apart)), strict=True):
         params, *without = (
             {site: params for group, params in each.groups.items() for site in group.sites} for each in (fit, *others)
@@ -118,10 +117,15 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> Outcome | None:
             for site in sites
         )
         found = judge.outcome(state.then(Treatment(played=played)))
-        best = found if best is None or found.rank > best.rank else best
-        if best.rank > quality.rank:
-            break
-    return best if best is None or best.rank >= quality.rank else quality
+        if found.rank > quality.rank:
+            return found, Treatment(edits=fit.edits)
+    return quality, Treatment()
+
+
+def instead(found: Hypothesis, ranges: Treatment) -> Hypothesis:
+    """The ranges that :func:`pt2qa.repair` fits, as the remedy of a cause for which ops need not leave int8."""
+    edits = counted(len(ranges.edits), "edit")
+    return replace(found, remedy=f"ranges, as pt2qa.repair does: {edits} in the plan", treatment=ranges, cost=0.0)
 
 
 def _first(pair: QuantizedPair, data: Data) -> Chosen:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pt2qa._check.rules.calibration import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis
+from pt2qa._diagnosis.worth import error
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted, few
 from pt2qa._sensitivity.ranges import use_of
@@ -215,13 +216,26 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         )
         yield with_own_scales(case, found, places)
         names = {site.name, *_sharers(case, site.index)} if sites is shared else set()
-        if ops := ops_in_float(case, [each.index for each in case.static_sites if each.name in names]):
-            yield replace(
-                found,
-                remedy=f"keep all that has this scale in float: {', '.join(ops)}",
-                treatment=Treatment(floats=(Edit("float", ops),)),
-                cost=case.costs.macs_of(ops),
-            )
+        group = [each.index for each in case.static_sites if each.name in names]
+        if ops := ops_in_float(case, group):
+            floats = Treatment(floats=(Edit("float", ops),))
+            # Where scales of their own leave most of the error, 8 bits are too few, and sharing is not at fault.
+            apart = replace(found.treatment, exact=frozenset(case.places[each] for each in group if _moves(case, each)))
+            if 2 * _removed(case, apart) >= _removed(case, floats):
+                remedy = f"keep all that has this scale in float: {', '.join(ops)}"
+                yield replace(found, remedy=remedy, treatment=floats, cost=case.costs.macs_of(ops))
+
+
+def _moves(case: Case, index: int) -> bool:
+    """Whether what is rounded there are values of other sites, which keep the ranges that those have."""
+    made = case.pair.program.producers.get(case.pair.sites[index].source)
+    return made is not None and case.pair.program.steps[made].op in VALUE_PRESERVING
+
+
+def _removed(case: Case, treatment: Treatment) -> float:
+    """The error at the worst output that a treatment takes away, as a share of that output."""
+    output, before = case.now.worst
+    return error(before) - error(dict(case.judge.outcome(treatment).outputs)[output])
 
 
 _HOW = {
