@@ -245,6 +245,17 @@ def test_a_scale_that_several_share_is_told_with_them_and_kept_in_float(monkeypa
     assert [each.remedy for each in unfit(without_fit(s4=1.0))] == [found.remedy]
 
 
+@pytest.mark.parametrize(("times", "cause"), [(1.9, "shared-scale"), (2.1, "site-range")])
+def test_a_shared_range_that_fits_no_values_is_wrong_by_itself(times: float, cause: str) -> None:
+    """It is exceeded by its own width and more."""
+    case = joined("xnnpack")
+    low, high = limits(case.pair.sites[4].params)
+    found, *_ = unfit(
+        without_fit(s4=1.0), ranges=ranges(s4=(times * low, times * high), s5=(0.0, high), s2=(0.0, high))
+    )
+    assert found.cause == cause
+
+
 def test_what_a_treatment_removes_is_an_error_of_the_worst_output() -> None:
     case = joined("xnnpack")
     whole = sites._removed(case, Treatment(exact=frozenset(case.places.values())))

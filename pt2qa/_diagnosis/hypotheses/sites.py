@@ -186,7 +186,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
         if _is_unfit(case, site) and not _is_as_calibrated(case, site) and not is_floored(case, site)
     ]
     worst = case.ranked(unfit, case.excess)
-    shared = [site for site in worst if _sharers(case, site)]
+    shared = [site for site in worst if _sharers(case, site) and _is_of_others(case, site)]
     alone = [site for site in worst if site not in shared]
     # What most sites have in common is no fault of a site, unless one has nearly all of the noise.
     most = len(alone) > 1 and 2 * len(set(unfit) - set(shared)) > len(case.static_sites) > 2
@@ -215,8 +215,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             share=case.share(case.excess, places),
         )
         yield with_own_scales(case, found, places)
-        names = {site.name, *_sharers(case, site.index)} if sites is shared else set()
-        group = [each.index for each in case.static_sites if each.name in names]
+        group = _group(case, site.index) if sites is shared else []
         if ops := ops_in_float(case, group):
             floats = Treatment(floats=(Edit("float", ops),))
             # Where scales of their own leave most of the error, 8 bits are too few, and sharing is not at fault.
@@ -284,6 +283,12 @@ def _is_as_calibrated(case: Case, site: Site) -> bool:
         return False
     used, beyond = use_of(site, *shown.whole)
     return AS_SHOWN <= used <= 1 / AS_SHOWN and beyond <= 1 - AS_SHOWN
+
+
+def _is_of_others(case: Case, index: int) -> bool:
+    """Whether a range may be that of the values that share it: observers clip less than its width."""
+    lows, highs = zip(*(case.ranges[each].whole for each in _group(case, index)), strict=True)
+    return use_of(case.pair.sites[index], min(lows), max(highs))[1] <= 1
 
 
 def twice(case: Case) -> Iterator[Hypothesis]:
@@ -386,6 +391,12 @@ def _sharers(case: Case, index: int) -> tuple[str, ...]:
     name = case.pair.sites[index].name
     names = (annotations.value_name(point) for point, root in annotations.groups.items() if root in roots)
     return tuple(dict.fromkeys(each for each in names if each != name))
+
+
+def _group(case: Case, index: int) -> list[int]:
+    """A site and those with whose values it must share its scale."""
+    names = {case.pair.sites[index].name, *_sharers(case, index)}
+    return [each.index for each in case.static_sites if each.name in names]
 
 
 def _float_edit(case: Case, site: Site) -> Edit | None:
