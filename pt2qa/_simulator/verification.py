@@ -20,8 +20,8 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves, difference
-from pt2qa._graph.handles import handle_of
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.handles import handle_of, is_quantization, op_of
+from pt2qa._graph.internals.torch import arguments_of, pytree
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import buffers_kept, written_buffers
 from pt2qa._simulator.fused import RoundingStats
@@ -291,8 +291,32 @@ def _first_change(graphs: Graphs, values: Values, least: float) -> str:
             if step.handle not in expected or last.get(step.handle) != step.index:
                 continue
             if difference(expected[step.handle], value, least, flips=FLIPS):
-                return f" They differ first at {step.name}{_in_training(step)}."
+                return f" They differ first at {step.name}{_in_training(step) or _otherwise(graphs, step.handle)}."
     return ""
+
+
+def _otherwise(graphs: Graphs, handle: int) -> str:
+    """How an op differs in the two graphs, by its type or an argument; empty if it has several nodes."""
+    both = []
+    for graph in (graphs.reference, graphs.quantized):
+        found = [node for node in graph.graph.nodes if node.op == "call_function" and handle_of(node) == handle]
+        both.append([_facts(node) for node in found if not is_quantization(node)])
+    if [*map(len, both)] != [1, 1]:
+        return ""
+    (one,), (other,) = both
+    name = next((name for name in one if name in other and one[name] != other[name]), "")
+    return f": its {name} is {one[name]} in the reference graph and {other[name]} in the quantized one" if name else ""
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    """The type of an op and its arguments, by name, but for those that other nodes compute."""
+    schema = arguments_of(node.target)
+    given = {each.name: each.default_value for each in schema if each.has_default_value()}
+    given |= {each.name: value for each, value in zip(schema, node.args, strict=False)} | node.kwargs
+    computed = {
+        name for name, value in given.items() if any(isinstance(each, Node) for each in pytree.tree_leaves(value))
+    }
+    return {"type": op_of(node.target)} | {name: value for name, value in given.items() if name not in computed}
 
 
 def _in_training(step: Step) -> str:

@@ -219,6 +219,28 @@ def test_an_op_that_was_exported_in_training_mode_is_named(layer: nn.Module, sai
         layers(pair, [images()])
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "said"),
+    [
+        (nn.LayerNorm(8), nn.LayerNorm(8, eps=0.1), "eps is 1e-05 in the reference graph and 0.1 in the quantized one"),
+        (nn.ReLU6(), nn.ReLU(), "type is hardtanh in the reference graph and relu in the quantized one"),
+        (nn.Softmax(-1), nn.Softmax(0), "dim is -1 in the reference graph and 0 in the quantized one"),
+    ],
+    ids=["eps", "type", "axis"],
+)
+def test_what_an_op_is_given_in_another_model_is_said(own: nn.Module, other: nn.Module, said: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    first, last = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8).requires_grad_(False)
+    with torch.no_grad():
+        first.weight *= 10
+    quantized = quantized_pair(nn.Sequential(first, other, last), x).quantized
+    with pytest.raises(pt2qa.SimulationError, match=f"They differ first at 1/[a-z_0-9]*: its {said}"):
+        layers(
+            pt2qa.pair(pt2qa.capture(nn.Sequential(first, own, last).eval(), x), quantized, quantizer="xnnpack"), [x]
+        )
+
+
 # -- what is compared when, and in which words -------------------------------------------------------------------------
 
 
