@@ -419,5 +419,6 @@ def test_edits_give_scales_of_their_own_unless_that_changes_nothing() -> None:
     assert made.remedy == "do it (int8: x, c/linear; int8_weight: a/linear)"
     assert made.treatment == Treatment(edits=(Edit("int8", ("x", "c/linear")), Edit("int8_weight", ("a/linear",))))
     assert made.preview == found.treatment
-    assert sites.with_own_scales(case, found, [4]) is found
+    assert sites.with_own_scales(case, found, [4], apart=True) is found
+    assert sites.with_own_scales(case, found, [4]).treatment == Treatment(edits=(Edit("int8", ("b/linear",)),))
     assert sites.with_own_scales(with_facts(case, annotations=None), found, [0]) is found

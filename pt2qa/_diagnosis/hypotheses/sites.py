@@ -214,7 +214,7 @@ def unfit(case: Case, *, data_at_fault: bool) -> Iterator[Hypothesis]:
             treatment=case.played(case.fitted, places),
             share=case.share(case.excess, places),
         )
-        yield with_own_scales(case, found, places)
+        yield with_own_scales(case, found, places, apart=True)
         group = _group(case, site.index) if sites is shared else []
         if ops := ops_in_float(case, group):
             floats = Treatment(floats=(Edit("float", ops),))
@@ -248,10 +248,10 @@ _HOW = {
 }
 
 
-def with_own_scales(case: Case, found: Hypothesis, sites: Sequence[int]) -> Hypothesis:
-    """Edits that give sites scales of their own over all integers, in place of what is played, which is the preview.
+def with_own_scales(case: Case, found: Hypothesis, sites: Sequence[int], *, apart: bool = False) -> Hypothesis:
+    """Edits that give sites scales over all integers, in place of what is played, which is the preview.
 
-    The same where no edit can, or the ops around make them share their scale.
+    The same where no edit can, or, if the scales must be ``apart``, the ops around make them share their scale.
     """
     before, all_sites = case.annotations, case.pair.sites
     kinds = {kind: [site for site in sites if all_sites[site].kind == kind] for kind in ("activation", "weight")}
@@ -266,7 +266,7 @@ def with_own_scales(case: Case, found: Hypothesis, sites: Sequence[int]) -> Hypo
         return found
     points = before.points_at(all_sites)
     shared = [point for site in sites for point in points[site] if len(before.shared[point]) > 1]
-    if shared and all(after.shared.get(point) == before.shared[point] for point in shared):
+    if apart and shared and all(after.shared.get(point) == before.shared[point] for point in shared):
         return found
     text = "; ".join(f"{edit.kind}: {few(edit.ops)}" for edit in edits)
     return replace(found, remedy=f"{found.remedy} ({text})", treatment=Treatment(edits=edits), preview=found.treatment)
