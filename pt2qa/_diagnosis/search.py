@@ -388,7 +388,7 @@ class Search:
         """The gain of a remedy after others, at the worst output where it is worth a row; nan if it has none."""
         if each.gain is not None:
             return Gain(each.gain)
-        if each.preview is not None:
+        if each.preview is not None and state.data is None:  # which plays ranges of the pair's own data
             gain = self._of(each, self.case.judge.outcome(state.then(each.preview)), quality)
             if not self._is_worth(each, gain, quality):
                 return gain

@@ -334,6 +334,14 @@ def test_a_preview_that_does_not_help_is_all_that_is_measured(search: Search) ->
     assert made.notes() == ["not measured: bias (treat refused): it cannot be quantized"]
 
 
+def test_what_other_data_calibrate_has_no_preview(search: Search) -> None:
+    """A preview plays ranges of the pair's own data."""
+    made = additive(search, {"a": 0.9, "rest": 0.1})
+    each = replace(remedy("activation-scheme", "a", edit=True), preview=remedy("site-range", "none").treatment)
+    assert made._gain(each, Treatment(), made.quality).value == 0.0
+    assert made._gain(each, Treatment(data=made.case.data), made.quality).value == pytest.approx(10.0)
+
+
 def test_what_was_found_without_outputs_is_confirmed_by_any_gain(search: Search) -> None:
     made, each = additive(search, {"a": 1.0}), remedy("bias", "a")
     chance = Gain(3.0, -9.0, 15.0, "y")
