@@ -117,8 +117,10 @@ class Recomputation:
             scale, zero_point, dtype = quantize.args[1], quantize.args[2], str(quantize.args[-1])
             if isinstance(scale, Node) and scale.op == "get_attr":  # by channel; a row has the largest
                 scale = float(self.quantized[scale].max())
+                points = self.quantized[zero_point].unique().tolist()
+                zero_point = points[0] if len(points) == 1 else math.nan
             same_scale = math.isnan(row.scale) if isinstance(scale, Node) else scale == row.scale
-            same_zero_point = isinstance(zero_point, Node) or zero_point == row.zero_point
+            same_zero_point = isinstance(zero_point, Node) or str(float(zero_point)) == str(float(row.zero_point))
             if same_scale and same_zero_point and dtype == f"torch.{row.dtype}":
                 found.setdefault(tuple(quantize.args[1:]), next(iter(quantize.users)))
         if nth >= len(found):
