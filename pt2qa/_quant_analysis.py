@@ -81,7 +81,7 @@ class QuantAnalysis:
         SelectionError: ``pair`` is not a pair.
         BatchError: ``batches`` can be read only once.
 
-    >>> import tempfile, torch, pt2qa
+    >>> import tempfile
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> with tempfile.TemporaryDirectory() as folder:

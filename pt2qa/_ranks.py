@@ -122,9 +122,7 @@ def distributed(group: Any = None) -> Iterator[Ranks]:
     Raises:
         RankError: no process group is initialised, or a rank failed.
 
-    >>> import torch
     >>> import torch.distributed as dist
-    >>> import pt2qa
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.zeros(8, 4))
     >>> batches = [torch.randn(8, 4) for _ in range(4)]
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun gives rank and size

@@ -8,7 +8,6 @@ from pt2qa._printable import clean_lines
 class Pt2qaError(Exception):
     """Base of every error that pt2qa raises on purpose.  Its text names what files hold, so it is cleaned.
 
-    >>> import pt2qa
     >>> try:
     ...     pt2qa.quantizer("xnpack")
     ... except pt2qa.Pt2qaError as error:

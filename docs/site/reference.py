@@ -77,7 +77,8 @@ TOP: Final = {name for names in groups_of(ROOT / "pt2qa" / "__init__.pyi").value
 def names_page(module: str, path: Path) -> str:
     """What a module offers, for mkdocstrings to fill in; what the top level has as well is a link to there."""
     top = set() if module == "pt2qa" else TOP
-    return "\n".join([f"# {module}\n", *_names(module, groups_of(path), top)])
+    start = f"# {module}\n\nExamples need `import torch` and `import pt2qa` before them.\n"
+    return "\n".join([start, *_names(module, groups_of(path), top)])
 
 
 def _names(module: str, groups: Mapping[str, list[str]], elsewhere: set[str]) -> Iterator[str]:

@@ -175,7 +175,6 @@ class CaseMetric:
             positions that count: shape (1, positions, ...).
         worst: which numbers are bad.
 
-    >>> import torch
     >>> worst_class = CaseMetric("worst class", lambda ref, quant: (ref - quant).abs().amax(1))
     >>> worst_class.function(torch.zeros(2, 3), torch.eye(2, 3)).tolist()
     [1.0, 1.0]

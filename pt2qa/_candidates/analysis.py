@@ -76,8 +76,6 @@ def compare_quantizers(
         SimulationError: the simulator computes none of the candidates exactly as its converted graph does.
         BatchError: ``calibration`` can be read only once, or there is no batch.
 
-    >>> import torch
-    >>> import pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> report = pt2qa.compare_quantizers(capture, ["xnnpack", "xnnpack:mode=dynamic"], [x], progress=False)

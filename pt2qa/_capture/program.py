@@ -157,7 +157,6 @@ def capture(
             ``torch.export`` failed, there is nothing to decompose, or the program does not compute what the model
             computes.
 
-    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
     >>> captured = pt2qa.capture(model, torch.zeros(1, 4))
     >>> [op.name for op in captured.names.values()]
@@ -220,7 +219,6 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
     Raises:
         CaptureError: it is not an ExportedProgram, or holds weights of torchao's ``quantize_``.
 
-    >>> import torch, pt2qa
     >>> program = pt2qa.with_handles(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)))
     >>> [op.name for op in names_of(program).values()]
     ['input', 'linear']

@@ -84,8 +84,6 @@ def check(
             feature.
         CaptureError: eager mode, FX or torchao's ``quantize_`` prepared or quantized the model.
 
-    >>> import torch
-    >>> import pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout())
     >>> [finding.name for finding in pt2qa.check(model, rules=["train-mode"])]
     ['1']

@@ -29,7 +29,6 @@ class ConformanceModel:
         dynamic_shapes: as ``torch.export.export`` takes it.
         decompose: recurrent ops to decompose, as :func:`pt2qa.capture` takes it.
 
-    >>> import torch
     >>> from pt2qa.testing import ConformanceModel
     >>> model = ConformanceModel("doubled", "adds a value to itself", torch.nn.Identity, lambda: (torch.randn(2),))
     >>> model.batches()[0][0].shape

@@ -197,7 +197,7 @@ def record_inputs(
         ReportError: the file cannot be written.
         KeyboardInterrupt: the file is then not written.
 
-    >>> import tempfile, torch, pt2qa
+    >>> import tempfile
     >>> from safetensors import safe_open
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), torch.ones(1, 4))
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -99,8 +99,6 @@ def diagnose(
         BatchError: there is no batch, or the float model returns NaN on all of them.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> import torch
-    >>> import pt2qa
     >>> narrow, data = [torch.rand(8, 4) * 0.1], [torch.rand(8, 4)]
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 4).eval(), data[0])
     >>> pair = pt2qa.quantize(capture, "xnnpack", narrow, progress=False)

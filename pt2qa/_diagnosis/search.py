@@ -120,7 +120,7 @@ class Search:
     @property
     def repair_helps(self) -> bool:
         gain = self.from_repair
-        if gain is None or not gain.is_certain:
+        if gain is None or not gain.holds:
             return False
         value = gain.middle if self.quality.of_metric else gain.value
         return self.worth.pays(self.quality.worst[1], value, 0.0, is_fault=True)
@@ -410,7 +410,7 @@ class Search:
         """
         if each.gain is not None:  # measured in another way, by what suggests it
             return not each.gain <= 0
-        if not (gain.is_certain or (each.audited and gain.value > 0)):
+        if not (gain.holds or (each.audited and gain.value > 0)):
             return False
         if _takes_out(each) and not self._beats_free(each, gain):
             return False
@@ -431,7 +431,7 @@ class Search:
 
     def _is_outdone(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
         """Whether only what repairs give for free keeps a remedy from being a row."""
-        known = _takes_out(each) and gain.is_certain and self._pays(each, gain, quality)
+        known = _takes_out(each) and gain.holds and self._pays(each, gain, quality)
         return known and not self._beats_free(each, gain)
 
     def _drop_if_needless(self, each: Hypothesis) -> None:
@@ -457,7 +457,7 @@ class Search:
         """Whether what takes ops out of int8 gives more than what repairs give for free, at its cost."""
         if self.free is None:
             return True
-        if not self.free.gain_over(self.quality, gain.output).is_certain:
+        if not self.free.gain_over(self.quality, gain.output).holds:
             return True
         found = self.case.judge.outcome(self.state.then(each.treatment)).gain_over(self.free, gain.output)
         return self.worth.pays(_sqnr(self.free, gain.output), found.value, each.cost, is_fault=False)
@@ -519,7 +519,7 @@ _OUTDONE: Final = "not worth its cost beside what pt2qa.repair gives for free"
 
 
 def _too_little(each: Hypothesis, gain: Gain) -> str:
-    if gain.is_certain:
+    if gain.holds:
         return "gain too small for its cost" if each.cost else "gain too small"
     if gain.value > 0:
         return f"samples like these may show no gain ({between(gain.low, gain.high)} dB)"

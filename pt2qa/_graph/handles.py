@@ -252,7 +252,6 @@ def parts_of(graph: Graph) -> dict[Node, int]:
 def part_name(name: str, node: Node, number: int) -> str:
     """The name of a part of the op ``name``; ``number`` is that of :func:`parts_of`.
 
-    >>> import torch
     >>> part_name("pool", torch.fx.Graph().call_function(torch.ops.aten.pad.default), 1)
     'pool:pad1'
     """

@@ -67,8 +67,6 @@ def compare_layers(
         SelectionError: a prefix, op type or module matches nothing, or a metric's name is already taken.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> import torch
-    >>> import pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> report = pt2qa.compare_layers(pair, [x], progress=False)
@@ -119,7 +117,6 @@ def compare_modules(
         SelectionError: a module matches nothing, or a metric's name is already taken.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x], progress=False)

@@ -89,8 +89,6 @@ def profile(
         SelectionError: a prefix or op type matches nothing, or there is no such side or input for ``mask``.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
 
-    >>> import torch
-    >>> import pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> report = pt2qa.profile(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), [x], progress=False)
     >>> report.find("input").min, report.find("input").max
@@ -119,7 +117,6 @@ class Profiler:
         graph: the graph whose calls are watched: the one given, ``pair.reference`` or ``pair.quantized``, or a new
             graph for a capture.
 
-    >>> import pt2qa
     >>> capture = pt2qa.capture(torch.nn.Linear(2, 1).eval(), torch.zeros(3, 2))
     >>> with pt2qa.Profiler(capture) as profiler:
     ...     _ = profiler.graph(torch.ones(3, 2))

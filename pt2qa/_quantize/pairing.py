@@ -246,7 +246,6 @@ class QuantizedPair:
             PairingError: the pair was made by :func:`pt2qa.pair`, and no quantizer was given.
             PluginError: there is no such quantizer.
 
-        >>> import torch, pt2qa
         >>> rows = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
         >>> capture = pt2qa.capture(torch.nn.Linear(8, 2).eval(), rows)
         >>> pair = pt2qa.quantize(capture, "xnnpack:mode=dynamic", [rows], progress=False)
@@ -338,7 +337,6 @@ def pair(
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
-    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)

@@ -85,7 +85,6 @@ def quantize(
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
             backend does not support.
 
-    >>> import torch, pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [(site.name, site.kind) for site in pair.sites]

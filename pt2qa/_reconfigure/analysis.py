@@ -92,8 +92,6 @@ def reconfigure(
             pair that pt2qa did not quantize.
         BatchError: there is no batch.
 
-    >>> import torch
-    >>> import pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> fixed = pt2qa.reconfigure(pair, [x], target=20, progress=False)

@@ -76,8 +76,6 @@ def repair(
             by pt2qa.
         BatchError: there is no batch.
 
-    >>> import torch
-    >>> import pt2qa
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> repaired = pt2qa.repair(pair, [x], progress=False)

@@ -14,7 +14,7 @@ from pt2qa._decibels import decibels
 from pt2qa._metrics import ErrorSums, float64
 from pt2qa._ranks import everywhere
 from pt2qa._simulator.batches import count_samples
-from pt2qa._trials.evidence import Gain, interval
+from pt2qa._trials.evidence import Gain, interval, is_steady
 from pt2qa._trials.reference import Item, Reference
 from pt2qa.errors import SelectionError
 
@@ -106,7 +106,7 @@ class Outcome:
             rest = torch.arange(len(before)) != but
             before, after = before[rest], after[rest]
             value = _difference(decibels(1.0, float(before.sum())), decibels(1.0, float(after.sum())))
-        return Gain(value, *interval(before, after), output)
+        return Gain(value, *interval(before, after), output, is_steady(before, after))
 
 
 def _difference(before: float, after: float) -> float:

@@ -90,7 +90,6 @@ def compare_graphs(
         SimulationError: an op of one of the graphs fails; the message names it.
         SelectionError: a prefix or op type matches nothing, ``mask`` names no input, or graph a has no shapes.
 
-    >>> import pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
     >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> converted = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x], progress=False).quantized

@@ -59,7 +59,7 @@ class Fit:
     Numbers, lists and NumPy arrays become tensors of the example's dtype, but integers never become floats: whether
     pictures of 0 to 255 must be scaled is for the flow to say.
 
-    >>> import numpy, torch
+    >>> import numpy
     >>> fit = Fit((torch.zeros(4, 3),), {})
     >>> fit((numpy.ones(3), 7))
     (tensor([[1., 1., 1.]]),)

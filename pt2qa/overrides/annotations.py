@@ -322,7 +322,6 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
         sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
         annotations: that quantizer's annotations of the capture, after edits.
 
-    >>> import torch, pt2qa
     >>> x = torch.ones(1, 4)
     >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> sites = pt2qa.quantize(capture, "xnnpack", [x], progress=False).sites
@@ -338,7 +337,6 @@ def fusions_in(annotations: Annotations) -> tuple[Edit, ...]:
     Args:
         annotations: of a capture, as :func:`pt2qa.overrides.annotations_of` returns them.
 
-    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU6()).eval()
     >>> annotated = pt2qa.overrides.annotations_of(pt2qa.capture(model, torch.zeros(1, 1, 4, 4)), "xnnpack")
     >>> [edit.ops for edit in fusions_in(annotated)]

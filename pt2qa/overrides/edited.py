@@ -179,7 +179,6 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
         SelectionError: an edit names an op that the model does not have.
         PluginError: there is no such quantizer, or the backend does not support an edit.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> sorted({edge.kind for edge in annotations_of(capture, "xnnpack").edges})
     ['activation', 'weight']
@@ -202,7 +201,6 @@ def fusions(capture: Capture, quantizer: Any) -> tuple[Edit, ...]:
         QuantizeError: the quantizer cannot annotate the model.
         PluginError: there is no such quantizer.
 
-    >>> import torch, pt2qa
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU6()).eval()
     >>> capture = pt2qa.capture(model, torch.zeros(1, 1, 4, 4))
     >>> [edit.ops for edit in fusions(capture, "xnnpack")]

@@ -24,7 +24,6 @@ def levels_of(plugin: Any) -> tuple[str, ...]:
     Args:
         plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
-    >>> import pt2qa
     >>> "float" in levels_of(pt2qa.quantizer("xnnpack"))
     True
     """
@@ -37,7 +36,6 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     Args:
         plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
-    >>> import pt2qa
     >>> ("conv2d", "hardtanh") in fusable_of(pt2qa.quantizer("xnnpack"))
     True
     """
@@ -53,7 +51,6 @@ def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
         kind: of the edit, such as ``float``.
         node: the op in the captured graph.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> unsupported_reason(pt2qa.quantizer("xnnpack"), "float", linear)
@@ -69,7 +66,6 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     Args:
         plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
-    >>> import pt2qa
     >>> {type(rule).__name__ for rule in rules_of(pt2qa.quantizer("xnnpack"))}
     {'Rule'}
     """
@@ -83,7 +79,6 @@ def backend_of(plugin: Any) -> Backend | None:
     Args:
         plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
-    >>> import pt2qa
     >>> backend_of(pt2qa.quantizer("xnnpack")).name
     'ExecuTorch with XNNPACK'
     """
@@ -104,7 +99,6 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
         PluginError: the backend does not support an edit.
         QuantizeError: an edit changes nothing, or cannot be made.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> code = quantizer_code(pt2qa.quantizer("xnnpack"), pt2qa.OverridePlan(()), capture.module())
     >>> code.splitlines()[-1]

@@ -37,7 +37,6 @@ def options_of(plugin: object) -> tuple[Option, ...]:
     Raises:
         PluginError: the annotations of its fields cannot be read.
 
-    >>> import pt2qa
     >>> [option.name for option in options_of(pt2qa.quantizer("x86"))]
     ['mode', 'reduce_range', 'modules', 'op_types']
     """
@@ -60,7 +59,6 @@ def check_options(plugin: object) -> None:
     Raises:
         PluginError: names the plug-in, the option, what it got and what it takes.
 
-    >>> import pt2qa
     >>> pt2qa.quantizer("x86", reduce_range="yes")
     Traceback (most recent call last):
     pt2qa.errors.PluginError: quantizer 'x86': option reduce_range: got 'yes', expected true|false...
@@ -106,7 +104,6 @@ def describe(plugin: object) -> str:
     Args:
         plugin: a quantizer plug-in, such as :func:`pt2qa.quantizer` returns.
 
-    >>> import pt2qa
     >>> describe(pt2qa.quantizer("x86", reduce_range=True))
     'x86:reduce_range=true'
     """

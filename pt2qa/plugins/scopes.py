@@ -78,7 +78,6 @@ def check_overrides(plugin: _Scoped) -> None:
     Raises:
         PluginError: an entry is neither None nor a mapping of valid options to valid values.
 
-    >>> import pt2qa
     >>> pt2qa.quantizer("x86", modules={"head": 8})
     Traceback (most recent call last):
     pt2qa.errors.PluginError: ...
@@ -102,7 +101,6 @@ def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Sco
         PluginError: the graph does not have a module, or the backend quantizes nothing in it; the backend does not
             quantize an op type, or the graph does not have it. The message lists similar names.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> plugin = pt2qa.quantizer("x86", modules={"0": None})
     >>> len(scopes_in(plugin, capture.module(), ["linear"]))
@@ -124,7 +122,6 @@ def modules_of(node: Node) -> tuple[str, ...]:
     Args:
         node: an op of a captured graph.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> modules_of(linear)
@@ -140,7 +137,6 @@ def called_modules(node: Node) -> tuple[str, ...]:
     Args:
         node: an op of a captured graph.
 
-    >>> import torch, pt2qa
     >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> called_modules(linear)
@@ -156,7 +152,6 @@ def op_type(node: Node) -> str:
     Args:
         node: an op of a captured graph.
 
-    >>> import torch
     >>> graph = torch.fx.Graph()
     >>> op_type(graph.call_function(torch.ops.aten.add_.Tensor, (graph.placeholder("x"), 1)))
     'add'

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pt2qa._trials.evidence import Gain, interval, student
+from pt2qa._trials.evidence import Gain, interval, is_steady, student
 from pt2qa._trials.outcome import Outcome
 
 
@@ -46,6 +46,39 @@ def test_a_gain_that_one_sample_makes_is_not_certain() -> None:
     low, high = interval(before, after)
     assert low < 0 < high
     assert float(10 * (before.sum() / after.sum()).log10()) > 6
+
+
+def test_samples_that_gain_one_by_one_are_steady_though_few_of_them_make_most_of_the_error() -> None:
+    torch.manual_seed(0)
+    before, after = errors(32, 3.0, 10.0)
+    gain = Gain(
+        float(10 * (before.sum() / after.sum()).log10()), *interval(before, after), "", is_steady(before, after)
+    )
+    assert (gain.is_certain, gain.is_steady, gain.holds) == (False, True, True)
+    assert not is_steady(after, before)
+    assert not is_steady(*torch.ones(2, 32, dtype=torch.float64))
+    # Most gain a little, and one loses more than all of them gain.
+    after = 0.9 * before
+    after[5] += before.sum()
+    assert not is_steady(before, after)
+    # One gains, and more than all others, which lose.
+    before, after = torch.ones(2, 32, dtype=torch.float64)
+    before[3], after[:2] = 100.0, 1.1
+    assert not is_steady(before, after)
+
+
+@pytest.mark.parametrize(("gained", "steady"), [(8, True), (7, False)])
+def test_eight_samples_are_enough_if_all_gain(gained: int, steady: bool) -> None:
+    before = torch.arange(1, 9, dtype=torch.float64)
+    after = 0.5 * before
+    after[gained:] = 1.01 * before[gained:]
+    assert is_steady(before, after) is steady
+    assert is_steady(torch.cat([before, torch.zeros(4)]), torch.cat([after, torch.zeros(4)])) is steady
+
+
+def test_chance_is_seldom_steady() -> None:
+    torch.manual_seed(0)
+    assert sum(is_steady(*errors(32, 1.0, 0.0)) for _ in range(1000)) < 20
 
 
 def test_one_sample_tells_nothing_of_others() -> None:

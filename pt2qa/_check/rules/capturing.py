@@ -54,7 +54,6 @@ def trains(node: Node) -> bool:
 def argument_of(node: Node, *names: str) -> Any:
     """The value of the first of the named arguments that the op has, or its default; None without one.
 
-    >>> import torch
     >>> x = torch.fx.Graph().placeholder("x")
     >>> argument_of(x.graph.call_function(torch.ops.aten.dropout.default, (x, 0.5, True)), "training", "train")
     True

@@ -51,7 +51,6 @@ def numbered(stem: str, used: dict[str, int]) -> str:
 def op_of(target: Callable[..., Any] | str) -> str:
     """What a node's target does, without namespace, overload and in-place underscore.
 
-    >>> import torch
     >>> op_of(torch.ops.aten.relu_.default), op_of(torch.ops.aten.conv2d.default), op_of(operator.getitem)
     ('relu', 'conv2d', 'getitem')
     """
