@@ -11,7 +11,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from pt2qa._trials.evidence import Gain, interval
+from pt2qa._trials.evidence import Gain, interval, is_steady
 from pt2qa._trials.outcome import squares_by_row
 from tests.diagnosis.blind.bed import Bed, UnfitError
 from tests.diagnosis.blind.faults import KINDS
@@ -56,32 +56,38 @@ def share(draw: Callable[[torch.Generator], bool]) -> float:
 
 
 def gain_of(before: Tensor, after: Tensor) -> Gain:
-    return Gain(float(10 * (before.sum() / after.sum()).log10()), *interval(before, after))
+    value = float(10 * (before.sum() / after.sum()).log10())
+    return Gain(value, *interval(before, after), "", is_steady(before, after))
 
 
-def measured(before: Tensor, after: Tensor, size: int, others: int) -> tuple[float, float, float]:
-    """Shares of draws: others within the interval, certain gains, and certain ones where chance swaps the two."""
+def measured(before: Tensor, after: Tensor, size: int, others: int) -> tuple[float, ...]:
+    """Shares of draws: others within the interval; gains that are certain, or hold; these where chance swaps both."""
 
     def drawn(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         order = torch.randperm(len(before), generator=generator)
         return order[:size], order[size : size + others]
 
-    def holds(generator: torch.Generator) -> bool:
+    def within(generator: torch.Generator) -> bool:
         own, rest = drawn(generator)
         found = gain_of(before[own], after[own])
         return found.low <= gain_of(before[rest], after[rest]).value <= found.high
 
-    def certain(generator: torch.Generator) -> bool:
+    def gain(generator: torch.Generator) -> Gain:
         own, _ = drawn(generator)
-        return gain_of(before[own], after[own]).is_certain
+        return gain_of(before[own], after[own])
 
-    def by_chance(generator: torch.Generator) -> bool:
+    def by_chance(generator: torch.Generator) -> Gain:
         own, _ = drawn(generator)
         swap = torch.rand(size, generator=generator) < 0.5
-        one, other = torch.where(swap, after[own], before[own]), torch.where(swap, before[own], after[own])
-        return gain_of(one, other).is_certain
+        return gain_of(torch.where(swap, after[own], before[own]), torch.where(swap, before[own], after[own]))
 
-    return share(holds), share(certain), share(by_chance)
+    return (
+        share(within),
+        share(lambda generator: gain(generator).is_certain),
+        share(lambda generator: gain(generator).holds),
+        share(lambda generator: by_chance(generator).is_certain),
+        share(lambda generator: by_chance(generator).holds),
+    )
 
 
 def main() -> None:
@@ -95,9 +101,9 @@ def main() -> None:
     rows = []
     for size, others in SIZES:
         found = [measured(*case, size, others) for case in cases]
-        held, certain, chance = zip(*found, strict=True)
-        rows.append((size, others, mean(held), min(held), mean(certain), mean(chance), max(chance)))
-    headers = ["samples", "others", "held", "least", "certain", "certain by chance", "most"]
+        held, *gains, certain, holds = zip(*found, strict=True)
+        rows.append((size, others, mean(held), min(held), *map(mean, gains), mean(certain), mean(holds), max(holds)))
+    headers = ["samples", "others", "held", "least", "certain", "holds", "certain by chance", "holds by chance", "most"]
     print(f"{len(cases)} nets with a fault")
     print(tabulate(rows, headers=headers, tablefmt="github", floatfmt=".3f"))
 
