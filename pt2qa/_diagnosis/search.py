@@ -435,10 +435,16 @@ class Search:
         return known and not self._beats_free(each, gain)
 
     def _drop_if_needless(self, each: Hypothesis) -> None:
-        """Takes back what gains too little beside the remedies after it, which remove more; no remedy of a fault."""
-        at = self.taken.index(each)
+        """Takes back what gains too little beside the remedies after it, which remove more, or are of the same cause.
+
+        The remedy of a fault stays.
+        """
+        at = next((number for number, other in enumerate(self.taken) if other is each), None)
+        if at is None or each.cause not in NATURAL or each.audited or each.gain is not None:
+            return
         first, then, last = (error(found.worst[1]) for found in (*self.steps[at : at + 2], self.quality))
-        if each.cause not in NATURAL or each.audited or each.gain is not None or first - then >= then - last:
+        same = any((other.cause, other.name) == (each.cause, each.name) for other in self.taken[at + 1 :])
+        if not same and first - then >= then - last:
             return
         others = [other for other in self.taken if other is not each]
         without = self.case.judge.outcome(functools.reduce(Treatment.then, (other.treatment for other in others)))

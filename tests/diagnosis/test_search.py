@@ -440,13 +440,24 @@ def test_a_fault_stays_a_row_whatever_comes_after_it(search: Search, about: dict
     assert [row.name for row in made.rows] == ["a", "b"]
 
 
-def test_a_remedy_that_removes_most_stays_a_row_though_later_ones_make_it_needless(search: Search) -> None:
+@pytest.mark.parametrize(("later", "rows"), [("precision", ["observer", "precision"]), ("observer", ["observer"])])
+def test_a_remedy_that_removes_most_stays_a_row_unless_a_later_one_is_of_its_cause(
+    search: Search, later: str, rows: list[str]
+) -> None:
     made = additive(search, {"a": 0.8, "b": 0.19, "rest": 0.01})
     every = Treatment(exact=frozenset({("activation", name, 0) for name in ("a", "b")}))
-    for each in (remedy("observer", "a"), replace(remedy("precision", "b"), treatment=every)):
+    for each in (replace(remedy("observer", "a"), name="b"), replace(remedy(later, "b"), treatment=every)):
         made._take([each])
     made._drop_if_needless(made.taken[0])
-    assert [row.name for row in made.rows] == ["a", "b"]
+    assert [row.cause for row in made.rows] == rows
+    assert made.quality.value == pytest.approx(20.0)
+
+
+def test_what_was_taken_back_is_no_longer_looked_at(search: Search) -> None:
+    made = additive(search, {"a": 0.9, "rest": 0.1})
+    made._take([remedy("observer", "a")])
+    made._drop_if_needless(remedy("observer", "a"))
+    assert [row.name for row in made.rows] == ["a"]
 
 
 def test_what_gives_a_bit_for_free_is_a_row_where_the_error_is_worth_one(search: Search) -> None:
