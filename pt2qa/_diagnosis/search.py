@@ -165,7 +165,7 @@ class Search:
         if self._left and not self.rows:
             best = self._best(self._left)
             self._left.remove(best)
-            self._add(best[0])
+            self.add(best[0])
         for each, gain in self._left:
             self._reject(each, gain.value, "interrupted before it was measured after the remedies above")
         state = self.state
@@ -334,7 +334,7 @@ class Search:
             if self._enough(self.quality):
                 self._reject(each, gain.value, "the target is met without it")
             else:
-                self._add(each)
+                self.add(each)
         # Ranges tell nothing about other causes, such as a bias in eight bits.
         can_gain = any(map(self._promises, self.bounds.values()))
         more = [each for each, _, _ in little if can_gain or each.cause not in NATURAL]
@@ -352,7 +352,8 @@ class Search:
         most = Gain(2 * decibels(1.0, max(1 - each.share, 1e-9)))
         return not self._pays(each, most, self.quality)
 
-    def _add(self, each: Hypothesis) -> None:
+    def add(self, each: Hypothesis) -> None:
+        """Takes a remedy as the next row, if it still helps."""
         alone = self._gain(each, Treatment(), self.case.now)
         gain = self._gain(each, self.state, self.quality)
         if not self._is_worth(each, gain, self.quality):
@@ -453,7 +454,7 @@ class Search:
             return
         kept = Search(self.case, self.needed, worth=self.worth)
         for other in others:
-            kept._add(other)
+            kept.add(other)
         self._reject(each, gain.value, "no further gain after the remedies above")
         self.rows, self.taken, self.steps, self.state = kept.rows, kept.taken, kept.steps, kept.state
         self.quality = kept.quality
