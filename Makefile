@@ -38,8 +38,12 @@ NNCF_PACKAGES := nncf==3.4.0 openvino-telemetry pydot pyparsing rich markdown-it
 STRANGERS ?= $(ROOT)/build/strangers
 STRANGERS_PACKAGES := tosa-tools==2026.8.0 ml_dtypes==0.6.0 ethos-u-vela==5.2.0 openvino==2026.4.1 $(NNCF_PACKAGES)
 
+# For `make runtimes`: engines that run the graphs of any quantizer.
+RUNTIMES ?= $(ROOT)/build/runtimes
+RUNTIMES_PACKAGES := onnxruntime==1.32.0 onnx==1.23.2 onnxscript==0.7.2 onnx-ir==1.1.0 ml_dtypes==0.6.0
+
 .PHONY: help demo repair rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
-	diagnosis fuzz mutants strangers all clean
+	diagnosis fuzz mutants strangers runtimes all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it with a mistake, find and fix it, measure it on the kernels"
@@ -59,6 +63,7 @@ help:
 	@echo "make fuzz    random models through every analysis, each number computed again, for ten minutes"
 	@echo "make mutants put faults into the library and count those that no test notices, for an hour"
 	@echo "make strangers  every quantizer that pip brings, on ten nets, against plain torchao (for half an hour)"
+	@echo "make runtimes  the tests of ONNX Runtime, in an environment of its own"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
 	@echo "make package  build/dist: a wheel and an sdist, checked by twine"
 	@echo "make all     check, test and zoo"
@@ -122,6 +127,9 @@ sweep: $(VENV)/.installed
 strangers: $(STRANGERS)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(STRANGERS)/bin/python" -W ignore -m tests.strangers
 
+runtimes: $(RUNTIMES)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(RUNTIMES)/bin/python" -m pytest -n auto --dist loadscope tests/runtimes
+
 diagnosis: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.diagnosis
 
@@ -161,13 +169,15 @@ $(VENV)/.zoo: $(VENV)/.installed
 	@touch "$@"
 
 # Packages beside the installed ones, some of which they would replace.
-$(NNCF)/.installed $(STRANGERS)/.installed: $(VENV)/.installed
+$(NNCF)/.installed: PACKAGES = $(NNCF_PACKAGES)
+$(STRANGERS)/.installed: PACKAGES = $(STRANGERS_PACKAGES)
+$(RUNTIMES)/.installed: PACKAGES = $(RUNTIMES_PACKAGES)
+$(NNCF)/.installed $(STRANGERS)/.installed $(RUNTIMES)/.installed: $(VENV)/.installed
 	@echo "installing packages of others into $(@D)"
 	@"$(BIN)/python" -m venv "$(@D)"
 	@"$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$("$(@D)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
 	@echo "$(ROOT)/quantizers" \
 		>> "$$("$(@D)/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pt2qa.pth"
-	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
-		$(if $(filter $(STRANGERS)/.installed,$@),$(STRANGERS_PACKAGES),$(NNCF_PACKAGES))
+	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps $(PACKAGES)
 	@touch "$@"

@@ -11,18 +11,23 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from torch.fx.graph import CodeGen
 
 from pt2qa.errors import PluginError
 from pt2qa.plugins import (
+    BACKENDS,
     GROUP,
     GenericPlugin,
     available,
+    backends,
     describe,
+    observing,
     options_of,
     quantizer,
     registry,
     resolve,
     unavailable,
+    with_outputs,
 )
 
 
@@ -64,7 +69,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def _install(*named: tuple[str, str]) -> None:
         entries = [EntryPoint(name, value, GROUP) for name, value in named]
-        monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+        monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
 
     return _install
 
@@ -299,3 +304,56 @@ def test_anything_else_is_refused(spec: object) -> None:
         f"got {spec!r} (builtins.{type(spec).__name__}), expected the name of a quantizer plug-in, a plug-in, or a "
         "torchao Quantizer object"
     )
+
+
+def test_backends_are_those_of_quantizers_and_those_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {
+        GROUP: [EntryPoint("x86", "pt2qa_x86:PLUGIN", GROUP)],
+        BACKENDS: [
+            EntryPoint("onnxruntime", "pt2qa_onnxruntime:BACKEND", BACKENDS),
+            EntryPoint("bad", f"{HERE}:TOY", BACKENDS),
+        ],
+    }
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries[group])
+    assert {name: backend.name for name, backend in backends().items()} == {
+        "x86": "Inductor with oneDNN",
+        "onnxruntime": "ONNX Runtime",
+    }
+    assert list(available()) == ["x86"]
+    assert unavailable()["bad"].startswith(f"backend 'bad' ({HERE}:TOY) is not a plug-in: got Toy(")
+    assert "the members of pt2qa.plugins.Backend" in unavailable()["bad"]
+
+
+def test_a_backend_whose_packages_are_absent_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pt2qa_onnxruntime import BACKEND, backend
+
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert BACKEND.missing() == "onnxruntime, onnx, onnxscript not installed: pip install 'pt2qa[onnxruntime]'"
+
+
+def test_a_value_that_an_op_in_place_changes_is_returned_as_it_was_made() -> None:
+    class InPlace(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            y.mul_(2)
+            return y.relu()
+
+    graph = torch.export.export(InPlace(), (torch.ones(2),)).module()
+    graph.graph.set_codegen(CodeGen())
+    add = next(node.name for node in graph.graph.nodes if "add" in node.name)
+    returned = with_outputs(graph, [add])(torch.ones(2))
+    assert [each.tolist() for each in returned] == [[4.0, 4.0], [2.0, 2.0]]
+
+
+def test_taps_that_disturb_are_found_by_halves() -> None:
+    lost: dict[str, str] = {}
+    tried: list[list[str]] = []
+
+    def attempt(names: list[str]) -> tuple[str, str]:
+        tried.append(names)
+        return " ".join(names), "it disturbs" if "c" in names else ""
+
+    assert observing(["a", "b", "c", "d"], attempt, lost) == "a b d"
+    assert lost == {"c": "it disturbs"}
+    assert tried[0] == ["a", "b", "c", "d"]
+    assert observing([], attempt, lost) is None

@@ -26,6 +26,7 @@ from pt2qa._exclusion import exports
 from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
+from pt2qa._near_names import did_you_mean
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import installed
@@ -33,8 +34,8 @@ from pt2qa._simulator.batches import Batch, as_batch
 from pt2qa._simulator.outputs import is_tensor, plain
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import add_state
-from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Backend, DeployedProgram, Ran, available, backend_of, resolve
+from pt2qa.errors import DeploymentError, PluginError
+from pt2qa.plugins import Backend, DeployedProgram, Ran, backend_of, backends, unavailable
 from pt2qa.plugins.options import parse_options, with_options
 
 INDEX = "pt2qa.json"
@@ -161,8 +162,7 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
-        known = ", ".join(name for name, each in available().items() if backend_of(each) is not None)
-        raise DeploymentError(f"{who} has no backend that runs here. {_ELSEWHERE} Backends: {known or 'none'}.")
+        raise DeploymentError(f"{who} has no backend that runs here. {_ELSEWHERE} {_installed()}")
     return _ready(found)
 
 
@@ -173,7 +173,7 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
         if wanted is not None:
             raise DeploymentError(f"{path}: recorded outputs are not run: omit backend={wanted!r}.")
         return read_outputs(path), "recorded outputs"
-    others = map(backend_of, available().values()) if wanted is None else ()
+    others = backends().values() if wanted is None else ()
     known = [each for each in (_wanted(pair, wanted)[0], *others) if each is not None]
     if not path.is_file():
         raise DeploymentError(f"{path}: no such file. {_accepted(known)}")
@@ -185,8 +185,8 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
 
 def inspected(path: Path) -> tuple[str, ...]:
     """What a program holds, by the backend that can read files with its suffix."""
-    backends: list[Any] = [backend_of(plugin) for plugin in available().values()]
-    suffixes = {suffix: each for each in backends if hasattr(each, "inspect") for suffix in each.suffixes}
+    readers: list[Any] = [each for each in backends().values() if hasattr(each, "inspect")]
+    suffixes = {suffix: each for each in readers for suffix in each.suffixes}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
     return tuple(suffixes[path.suffix].inspect(path))
@@ -199,10 +199,15 @@ def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend 
     if not isinstance(wanted, str):
         return wanted, repr(wanted)
     name, _, options = wanted.partition(":")
-    found = backend_of(resolve(name))
-    if found is not None and options:
-        found = with_options(found, parse_options(found, options))
-    return found, f"backend {wanted!r}"
+    found = backends().get(name)
+    if found is None:
+        raise PluginError(f"no backend is named {name!r}{did_you_mean(name, backends())} {_installed()}")
+    return with_options(found, parse_options(found, options)), f"backend {wanted!r}"
+
+
+def _installed() -> str:
+    broken = "".join(f" Not loaded: {reason}." for reason in unavailable().values())
+    return f"Backends: {', '.join(backends()) or 'none'}.{broken}"
 
 
 def _ready(found: Backend) -> Backend:

@@ -2,8 +2,8 @@
 
 # the contract, and finding a plug-in
 from .protocol import GenericPlugin as GenericPlugin, QuantizerPlugin as QuantizerPlugin
-from .registry import GROUP as GROUP, available as available, quantizer as quantizer, resolve as resolve
-from .registry import spec_of as spec_of, unavailable as unavailable
+from .registry import BACKENDS as BACKENDS, GROUP as GROUP, available as available, backends as backends
+from .registry import quantizer as quantizer, resolve as resolve, spec_of as spec_of, unavailable as unavailable
 
 # options, and settings for single modules and op types
 from .options import Option as Option, check_options as check_options, describe as describe, options_of as options_of
@@ -12,6 +12,8 @@ from .scopes import called_modules as called_modules, modules_of as modules_of, 
 
 # lowering and running, and what a backend takes
 from .backend import Backend as Backend, DeployedProgram as DeployedProgram, Ran as Ran
+from .taps import handle_of as handle_of, observing as observing, same_outputs as same_outputs
+from .taps import with_outputs as with_outputs
 from .backend_spec import BackendSpec as BackendSpec, OpSpec as OpSpec, SpecLine as SpecLine, TensorSpec as TensorSpec
 
 # rules of the structure check

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._near_names import did_you_mean
 from pt2qa.errors import PluginError
+from pt2qa.plugins.abilities import backend_of
+from pt2qa.plugins.backend import Backend
 from pt2qa.plugins.backend_spec import BackendSpec
 from pt2qa.plugins.options import options_of, parse_options, with_options
 from pt2qa.plugins.protocol import GenericPlugin, QuantizerPlugin
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 GROUP = "pt2qa.quantizers"
+BACKENDS = "pt2qa.backends"
+"""Entry points of backends without a quantizer: each names an instance with default options."""
+
+_KINDS: Final[dict[str, tuple[str, type, str]]] = {
+    GROUP: ("quantizer", QuantizerPlugin, "name, summary and build(graph, *, qat)"),
+    BACKENDS: ("backend", Backend, "the members of pt2qa.plugins.Backend"),
+}
 
 
 def available() -> dict[str, QuantizerPlugin]:
@@ -25,7 +34,17 @@ def available() -> dict[str, QuantizerPlugin]:
     >>> sorted(available())
     ['x86', 'xnnpack']
     """
-    return _load_all()[0]
+    return _load_all(GROUP)[0]
+
+
+def backends() -> dict[str, Backend]:
+    """What lowers and runs models, by name: that of each plug-in that has one, and those without a quantizer.
+
+    >>> set(backends()) >= {"x86", "xnnpack"}
+    True
+    """
+    of_plugins = {name: backend_of(plugin) for name, plugin in available().items()}
+    return {name: each for name, each in {**of_plugins, **_load_all(BACKENDS)[0]}.items() if each is not None}
 
 
 def unavailable() -> dict[str, str]:
@@ -34,7 +53,7 @@ def unavailable() -> dict[str, str]:
     >>> unavailable()
     {}
     """
-    return _load_all()[1]
+    return {name: reason for group in _KINDS for name, reason in _load_all(group)[1].items()}
 
 
 def quantizer(name: str, **options: object) -> QuantizerPlugin:
@@ -53,11 +72,12 @@ def quantizer(name: str, **options: object) -> QuantizerPlugin:
     >>> quantizer("x86", reduce_range=True).name
     'x86'
     """
-    entries = _entries()
+    entries = _entries(GROUP)
     if name not in entries:
         listed = ", ".join(entries) or f"none: no installed package has an entry point in the group {GROUP}"
         raise PluginError(f"no quantizer is named {name!r}{did_you_mean(name, entries)} Installed: {listed}")
-    return with_options(_load(name, entries[name]), options)
+    plugin: QuantizerPlugin = with_options(_load(name, entries[name], GROUP), options)
+    return plugin
 
 
 def resolve(spec: object) -> QuantizerPlugin:
@@ -122,19 +142,19 @@ def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
     return plugins.get(f"{stock[0].__module__}.{stock[0].__qualname__}") if stock else None
 
 
-def _load_all() -> tuple[dict[str, QuantizerPlugin], dict[str, str]]:
-    loaded, broken = dict[str, QuantizerPlugin](), dict[str, str]()
-    for name, entries in _entries().items():
+def _load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
+    loaded, broken = dict[str, Any](), dict[str, str]()
+    for name, entries in _entries(group).items():
         try:
-            loaded[name] = _load(name, entries)
+            loaded[name] = _load(name, entries, group)
         except PluginError as error:
             broken[name] = str(error)
     return loaded, broken
 
 
-def _entries() -> dict[str, list[EntryPoint]]:
+def _entries(group: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
         same = found.setdefault(entry.name, [])
         # An editable install and a stray build folder may both list the same plug-in.
         if entry.value not in [other.value for other in same]:
@@ -142,22 +162,23 @@ def _entries() -> dict[str, list[EntryPoint]]:
     return found
 
 
-def _load(name: str, entries: list[EntryPoint]) -> QuantizerPlugin:
+def _load(name: str, entries: list[EntryPoint], group: str) -> Any:
+    kind, protocol, has = _KINDS[group]
     if len(entries) > 1:
         offers = " and ".join(_origin(entry) for entry in entries)
-        raise PluginError(f"quantizer {name!r} is offered by {offers}: uninstall one of them")
+        raise PluginError(f"{kind} {name!r} is offered by {offers}: uninstall one of them")
     origin = _origin(entries[0])
     try:
         plugin = entries[0].load()
     except Exception as error:
-        raise PluginError(f"quantizer {name!r} ({origin}) cannot be loaded: {type(error).__name__}: {error}") from error
-    if isinstance(plugin, type) or not (isinstance(plugin, QuantizerPlugin) and dataclasses.is_dataclass(plugin)):
+        raise PluginError(f"{kind} {name!r} ({origin}) cannot be loaded: {type(error).__name__}: {error}") from error
+    if isinstance(plugin, type) or not isinstance(plugin, protocol) or not dataclasses.is_dataclass(type(plugin)):
         raise PluginError(
-            f"quantizer {name!r} ({origin}) is not a plug-in: got {plugin!r}, expected an instance of a frozen "
-            "dataclass with name, summary and build(graph, *, qat)"
+            f"{kind} {name!r} ({origin}) is not a plug-in: got {plugin!r}, expected an instance of a frozen "
+            f"dataclass with {has}"
         )
-    if plugin.name != name:
-        raise PluginError(f"quantizer {name!r} ({origin}) calls itself {plugin.name!r}: the two names must be equal")
+    if group == GROUP and (own := getattr(plugin, "name", "")) != name:
+        raise PluginError(f"{kind} {name!r} ({origin}) calls itself {own!r}: the two names must be equal")
     options_of(plugin)
     return plugin
 

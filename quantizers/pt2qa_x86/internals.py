@@ -66,12 +66,6 @@ def mark_of(node: Node) -> str:
     return str((node.meta.get(_CUSTOM) or {}).get(_MARK, ""))
 
 
-def handle_of(node: Node) -> int | None:
-    """The handle of an op in any graph that was made from a capture."""
-    found: int | None = (node.meta.get(_CUSTOM) or {}).get(_HANDLE)
-    return found
-
-
 def kernel_of(node: Node) -> str:
     """The name of oneDNN's kernel that a node calls, such as ``qconv_pointwise``; empty for all other nodes."""
     namespace, _, name = op_of(node).partition("::")

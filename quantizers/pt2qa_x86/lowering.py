@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Ran, op_type, ops_by_name
+from pt2qa.plugins import Ran, handle_of, op_type, ops_by_name
 from pt2qa_x86.backend import NOT_SAVED
-from pt2qa_x86.internals import argument, handle_of, kernel_of, lowered_graph, mark_of, op_of, written
+from pt2qa_x86.internals import argument, kernel_of, lowered_graph, mark_of, op_of, written
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 _NO_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Ran
+from pt2qa.plugins import Ran, same_outputs
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -125,7 +125,7 @@ class XNNPACKProgram:
         every = self._execute("observed", inputs) if self.observed else outputs
         own = every[: len(outputs)]
         values = {name: every[position] for name, position in self.positions.items()}
-        return Ran(outputs, values, changed=not _same(outputs, own))
+        return Ran(outputs, values, changed=not same_outputs(outputs, own))
 
     def run_alone(self, inputs: Sequence[Any]) -> Ran:
         """Runs a batch with nothing observed."""
@@ -171,18 +171,6 @@ class XNNPACKProgram:
             except (RuntimeError, KeyError) as error:
                 raise DeploymentError(f"ExecuTorch could not load {what}: {error}") from error
         return self._loaded[which][1]
-
-
-def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether outputs are equal bit for bit, NaN included."""
-    from torch import Tensor
-
-    return len(left) == len(right) and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-        else a == b
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 def _facts(path: Path, data: bytes) -> tuple[str, ...]:

@@ -34,12 +34,6 @@ def shape_of(node: Node) -> Sequence[int] | None:
     return None if value is None else value.shape
 
 
-def handle_of(node: Node) -> int | None:
-    """The handle of an op in any program that was made from a capture."""
-    custom = node.meta.get("custom")
-    return custom.get("numeric_debug_handle") if isinstance(custom, dict) else None
-
-
 # -- ExecuTorch --------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ Imported when a model is lowered, since ExecuTorch takes seconds to import.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,10 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
+from pt2qa.plugins import handle_of, observing, with_outputs
 from pt2qa_xnnpack.backend import XNNPACKProgram
 from pt2qa_xnnpack.internals import (
     contents_of,
-    handle_of,
     merged_in_delegate,
     op_name,
     outputs_by_delegate,
@@ -65,22 +64,14 @@ def lower(
     lost: dict[str, str] = {}
     found = XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, bool(model.written))
     replace(found).run(inputs)  # a copy, so that the weights that it packs are freed
-    # All at once if that works; else the outputs do not tell which tap it is that disturbs, and halves are tried.
-    groups, kept = [list(taps)], list[str]()
-    while groups:
-        group = [name for name in groups.pop() if name not in lost]
-        if not group:
-            continue
-        progress(f"lowering it with {len(kept) + len(group)} taps")
-        observed, positions = _observed(graph, inputs, [*kept, *group], dynamic_shapes, lost)
+
+    def attempt(wanted: list[str]) -> tuple[XNNPACKProgram, str]:
+        progress(f"lowering it with {len(wanted)} taps")
+        observed, positions = _observed(graph, inputs, wanted, dynamic_shapes, lost)
         tried = replace(found, observed=observed, positions=positions)
-        if not (reason := _disturbance(tried, inputs)):
-            found, kept = tried, [*kept, *group]
-        elif len(group) == 1:
-            lost[group[0]] = reason
-        else:
-            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
-    return found
+        return tried, _disturbance(tried, inputs)
+
+    return observing(taps, attempt, lost) or found
 
 
 def _in_float(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None) -> str:
@@ -164,7 +155,7 @@ def _observed(
         names = [""] * own + wanted
         partitioner = _Watched(own)
         try:
-            found = _lowered(_with_outputs(graph, wanted), inputs, dynamic_shapes, partitioner)
+            found = _lowered(with_outputs(graph, wanted), inputs, dynamic_shapes, partitioner)
         except _MergedError:
             merged = partitioner.merged()
         except DeploymentError as error:
@@ -195,17 +186,6 @@ def _positions(names: Sequence[str], same: dict[str, str | int]) -> dict[str, in
         if isinstance(kept, int) or kept in found:
             found[name] = kept if isinstance(kept, int) else found[kept]
     return found
-
-
-def _with_outputs(graph: GraphModule, names: Sequence[str]) -> GraphModule:
-    """The same with nodes of its own, that also returns the values of some; they share their weights."""
-    copied = GraphModule(graph, copy.deepcopy(graph.graph))
-    copied.meta.update(graph.meta)
-    by_name = dict(zip((node.name for node in graph.graph.nodes), copied.graph.nodes, strict=True))
-    output = copied.graph.output_node()
-    output.args = ((*output.args[0], *(by_name[name] for name in names)),)  # type: ignore[misc]
-    copied.recompile()
-    return copied
 
 
 # -- one program -------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     get_default_x86_inductor_quantization_config,
 )
 
+from pt2qa.plugins import handle_of
 from pt2qa_x86.configure import function_of
 from pt2qa_xnnpack.internals import (
     contents_of,
-    handle_of,
     keep_in_float,
     merged_in_delegate,
     op_name,

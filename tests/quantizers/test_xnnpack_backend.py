@@ -197,7 +197,7 @@ def test_taps_without_a_kernel_are_lost_and_the_others_stay(monkeypatch: pytest.
 
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).module(check_guards=False)
     monkeypatch.setattr(lowering, "_lowered", lowered)
-    monkeypatch.setattr(lowering, "_with_outputs", lambda graph, names: names)
+    monkeypatch.setattr(lowering, "with_outputs", lambda graph, names: names)
     lost: dict[str, str] = {}
     found = lowering._observed(graph, (), ["inside", "outside", "later"], None, lost)
     assert found == (b"observed", {"inside": 1, "later": 2})

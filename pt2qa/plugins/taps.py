@@ -1,0 +1,91 @@
+"""What backends share: whose op a node computes, and, without a tracer, a second program that returns more values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+T = TypeVar("T")
+
+
+def handle_of(node: Node) -> int | None:
+    """The handle of an op, for :attr:`DeployedProgram.delegated`; None without one.
+
+    Args:
+        node: of any program that was made from a capture.
+    """
+    from pt2qa._graph import handles
+
+    return handles.handle_of(node)
+
+
+def with_outputs(graph: GraphModule, names: Sequence[str]) -> GraphModule:
+    """The same with nodes of its own, that also returns the values of some as they are made; they share their weights.
+
+    Args:
+        graph: with a flat tuple of outputs, as :meth:`Backend.lower` gets it.
+        names: of the nodes whose values come after its own outputs.
+    """
+    import torch
+    from torch.fx import GraphModule
+
+    copied = GraphModule(graph, copy.deepcopy(graph.graph))
+    copied.meta.update(graph.meta)
+    by_name = dict(zip((node.name for node in graph.graph.nodes), copied.graph.nodes, strict=True))
+    output = copied.graph.output_node()
+
+    def as_made(node: Node) -> Node:
+        if not any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users):
+            return node
+        with copied.graph.inserting_after(node):  # an op in place, as x += y, would be seen in it
+            return copied.graph.call_function(torch.ops.aten.clone.default, (node,))
+
+    output.args = ((*output.args[0], *(as_made(by_name[name]) for name in names)),)  # type: ignore[misc]
+    copied.recompile()
+    return copied
+
+
+def observing(taps: Sequence[str], attempt: Callable[[list[str]], tuple[T, str]], lost: dict[str, str]) -> T | None:
+    """The program that observes as many taps as can be trusted together; None if none can.
+
+    All at once if that works; else the outputs do not tell which tap it is that disturbs, and halves are tried.
+
+    Args:
+        taps: names of the nodes to observe.
+        attempt: makes a program that observes some, and says why its values cannot be trusted; empty if they can.
+        lost: by tap, why it cannot be observed; is added to.
+    """
+    groups, kept, found = [list(taps)], list[str](), None
+    while groups:
+        group = [name for name in groups.pop() if name not in lost]
+        if not group:
+            continue
+        tried, reason = attempt([*kept, *group])
+        if not reason:
+            found, kept = tried, [*kept, *group]
+        elif len(group) == 1:
+            lost[group[0]] = reason
+        else:
+            groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+    return found
+
+
+def same_outputs(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether outputs are equal bit for bit, NaN included.
+
+    Args:
+        left: of one program, flat.
+        right: of the other.
+    """
+    from torch import Tensor
+
+    return len(left) == len(right) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else a == b
+        for a, b in zip(left, right, strict=True)
+    )
