@@ -18,6 +18,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._layers.analysis import compare_layers as compare_layers
     from ._layers.analysis import compare_modules as compare_modules
     from ._deployed.analysis import compare_deployed as compare_deployed
+    from ._runtimes.analysis import compare_runtimes as compare_runtimes
     from ._deployed.recorded import record_inputs as record_inputs
     from ._weights.analysis import compare_weights as compare_weights
     from ._two_graphs.analysis import compare_graphs as compare_graphs
@@ -51,6 +52,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._weights.report import WeightReport as WeightReport
     from ._two_graphs.report import GraphReport as GraphReport
     from ._deployed.report import DeployedReport as DeployedReport
+    from ._runtimes.report import RuntimeReport as RuntimeReport
     from ._diagnosis.report import Diagnosis as Diagnosis
     from ._diagnosis.budget_report import ErrorBudget as ErrorBudget
     from ._layers.rows import LayerRow as LayerRow

@@ -36,6 +36,7 @@ from pt2qa._report.gating.verdict import gate
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import read, register, save
+from pt2qa._runtimes.report import RuntimeReport, RuntimeRow, RuntimeSummary
 from pt2qa._sensitivity.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow
 from pt2qa._two_graphs.report import GraphReport
 from pt2qa._weights.report import WeightReport
@@ -58,6 +59,7 @@ __all__ = [
     "AnnotationDiff",
     "ConformanceReport",
     "DeployedReport",
+    "RuntimeReport",
     "Diagnosis",
     "ErrorBudget",
     # their rows
@@ -65,6 +67,8 @@ __all__ = [
     "WeightRow",
     "DeployedRow",
     "StageRow",
+    "RuntimeRow",
+    "RuntimeSummary",
     "CauseRow",
     "TriedRow",
     "FigureRow",

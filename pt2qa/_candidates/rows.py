@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from pt2qa._report.columns import column
-from pt2qa._report.formats import number
+from pt2qa._report.formats import megabytes
 from pt2qa._report.rows import Row
-
-
-def _megabytes(size: int) -> str:
-    return number(size / 1e6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,5 +58,5 @@ class Candidate(Row):
     ops: Annotated[int, column("of", importance=5)]
     activations: Annotated[int, column("activation\nsites", importance=3)]
     weights: Annotated[int, column("weight\nsites", importance=4)]
-    bytes: Annotated[int, column("weights\nMB", show=_megabytes, importance=7)]
+    bytes: Annotated[int, column("weights\nMB", show=megabytes, importance=7)]
     note: Annotated[str, column(optional=True)] = ""

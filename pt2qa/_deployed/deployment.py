@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from pt2qa.errors import DeploymentError, PluginError
 from pt2qa.plugins import Backend, DeployedProgram, Ran, backend_of, backends, unavailable
 from pt2qa.plugins.options import parse_options, with_options
 
+_B = TypeVar("_B", bound=Backend)
 INDEX = "pt2qa.json"
 _ELSEWHERE = (
     "Run the model where it runs: pt2qa record-inputs (pt2qa.record_inputs) writes the inputs, and "
@@ -189,7 +190,7 @@ def inspected(path: Path) -> tuple[str, ...]:
     suffixes = {suffix: each for each in readers for suffix in each.suffixes}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
-    return tuple(suffixes[path.suffix].inspect(path))
+    return tuple(_ready(suffixes[path.suffix]).inspect(path))
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:
@@ -210,7 +211,7 @@ def _installed() -> str:
     return f"Backends: {', '.join(backends()) or 'none'}.{broken}"
 
 
-def _ready(found: Backend) -> Backend:
+def _ready(found: _B) -> _B:
     if reason := found.missing():
         raise DeploymentError(f"{found.name} cannot run here: {reason}. {_ELSEWHERE}")
     return found
@@ -226,8 +227,8 @@ def _refuse_elsewhere(pair: QuantizedPair) -> None:
 
 
 def _accepted(backends: Sequence[Backend]) -> str:
-    names = {suffix: each.name for each in reversed(backends) for suffix in each.suffixes}
-    listed = "".join(f"{suffix} ({name}), " for suffix, name in names.items())
+    names = dict.fromkeys((suffix, each.name) for each in backends for suffix in each.suffixes)
+    listed = "".join(f"{suffix} ({name}), " for suffix, name in names)
     return f"Expected {listed}or {RECORDED} (outputs recorded elsewhere)."
 
 

@@ -32,6 +32,15 @@ def number(value: float) -> str:
     return f"{value:.4g}" if isfinite(value) else str(value)
 
 
+def megabytes(size: int) -> str:
+    """Bytes as megabytes.
+
+    >>> megabytes(3_500_000)
+    '3.5'
+    """
+    return number(size / 1e6)
+
+
 def whole(value: int) -> str:
     """A count or a handle."""
     return str(value)

@@ -140,7 +140,13 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     type=click.Path(path_type=Path),
     help="Folder of the lowered program.  [default: DIR/program, if the backend can write it]",
 )
-@options.backend
+@click.option(
+    *("-b", "--backend", "backends"),
+    multiple=True,
+    metavar="SPEC",
+    help="What lowers and runs the quantized model: NAME, or NAME:option=value,...; repeatable.  [default: the "
+    "quantizer's]",
+)
 @options.prints_report
 def deploy(
     flow: str,
@@ -148,7 +154,7 @@ def deploy(
     folder: Path,
     deployed: Path | None,
     program: Path | None,
-    backend: str | None,
+    backends: tuple[str, ...],
     printing: options.Printing,
 ) -> None:
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
@@ -160,29 +166,37 @@ def deploy(
     \b
       pt2qa deploy flow.py -q xnnpack -o deploy
       pt2qa deploy flow.py -q x86 --backend x86:isa=avx2 -o deploy
+      pt2qa deploy flow.py -q xnnpack -b xnnpack -b onnxruntime -o deploy
       pt2qa deploy flow.py -q xnnpack -o deploy --deployed model.pte
       pt2qa deploy --inspect model.pte
       pt2qa deploy flow.py -q xnnpack -o deploy --deployed outputs.safetensors
       pt2qa gate deploy/deployed.safetensors --require 'sqnr>=30' --require 'suspect_values<=0'
 
-    The report is DIR/deployed.safetensors. A second run reuses DIR/program, or replaces it if the converted graph or a
+    Several backends run the same graph, and DIR/runtimes.safetensors says op by op which of them differ. For one, the
+    report is DIR/deployed.safetensors. A second run reuses DIR/program, or replaces it if the converted graph or a
     version changed since. With --deployed, only outputs are compared, with those of a .pte file, of an AOTInductor
     package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
     infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     if deployed is not None and program is not None:
         raise click.UsageError("give --deployed, a program made elsewhere, or --program, one of pt2qa, not both")
+    if len(backends) > 1 and (deployed is not None or program is not None):
+        raise click.UsageError("give one --backend with --deployed or --program: several lower the model anew")
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = pt2qa.quantize(given.capture(), spec, given.batches)
-    common: dict[str, Any] = {"mask": given.mask, "backend": backend}
-    batches = measured_on(given)
-    if deployed is not None or program is not None:
+    common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
+    batches, file = measured_on(given), folder / "deployed.safetensors"
+    report: Report
+    if len(backends) > 1:
+        file = folder / "runtimes.safetensors"
+        report = pt2qa.compare_runtimes(pair, batches, backends, metric=given.metric, mask=given.mask)
+    elif deployed is not None or program is not None:
         metric = None if deployed is not None and deployed.suffix == ".safetensors" else given.metric
         report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, program=program, **common)
     else:
         report = lowered(pair, batches, folder / "program", metric=given.metric, **common)
-    printing.deliver(report, folder / "deployed.safetensors")
+    printing.deliver(report, file)
     if reasons := unusable(report):
         say(*reasons)
         raise click.exceptions.Exit(1)

@@ -35,7 +35,7 @@ class DeployedProgram(Protocol):
     Optional: ``differences(graph) -> list[tuple[Node, str]]``: what a program that was made elsewhere holds otherwise
     than a converted graph, by the op of the graph, read without running it.  It raises DeploymentError if the two
     cannot be compared.  ``run_alone(inputs) -> Ran``: the outputs of a batch, with nothing observed, where that is
-    faster.
+    faster.  ``size: int``: its bytes in a file.
     """
 
     @property

@@ -141,6 +141,11 @@ class ONNXRuntimeProgram:
         """Why each tap cannot be observed; empty for those that can."""
         return {**dict.fromkeys(self.tapped, ""), **self.lost}
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file that ships."""
+        return len(self.model)
+
     def run(self, inputs: Sequence[Any]) -> Ran:
         """Runs both models on a batch."""
         outputs = self._execute(self.model, inputs)

@@ -117,6 +117,11 @@ class XNNPACKProgram:
         """Why each tap cannot be observed; empty for those that can."""
         return {**dict.fromkeys(self.positions, ""), **self.lost}
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file that ships."""
+        return len(self.model)
+
     def run(self, inputs: Sequence[Any]) -> Ran:
         """Runs both programs on a batch."""
         outputs = tuple(self._execute("model", inputs))

@@ -65,10 +65,10 @@ def test_inspect_prints_what_a_program_holds_and_needs_no_flow(first: tuple[Path
     assert result.exit_code == 0, result.output
     assert "model.pte: delegates: " in result.stdout
     assert "FullyConnected: qint8 (4, 16), scale " in result.stdout
-    (tmp_path / "model.onnx").write_bytes(b"x")
-    result = run("deploy", "--inspect", tmp_path / "model.onnx")
+    (tmp_path / "model.tflite").write_bytes(b"x")
+    result = run("deploy", "--inspect", tmp_path / "model.tflite")
     assert result.exit_code == 2
-    assert "no installed backend reads such a file. Expected .pte" in " ".join(result.stderr.split())
+    assert "no installed backend reads such a file. Expected .onnx, .pte" in " ".join(result.stderr.split())
 
 
 def test_a_second_run_lowers_nothing(

@@ -31,6 +31,9 @@ from pt2qa.report import (
     Reconfiguration,
     Report,
     RuleOutcome,
+    RuntimeReport,
+    RuntimeRow,
+    RuntimeSummary,
     SensitivityReport,
     SensitivityRow,
     Stage,
@@ -293,6 +296,29 @@ def deployed() -> DeployedReport:
     )
 
 
+def runtimes() -> RuntimeReport:
+    """Two runtimes, one of which differs at an op, and one that did not run."""
+    right = {"a LSB": 0.0, "a dB": inf, "b LSB": 0.0, "b dB": inf}
+    rows = (
+        RuntimeRow(1, "stem/conv2d", "stem", "conv2d", 2, (), "", right),
+        RuntimeRow(2, EVIL, "stem", "conv2d", 1, ("b",), "b: it rounds <down>", {**right, "b LSB": 9.0, "b dB": 12.5}),
+        RuntimeRow(-1, "output", "", "output", 0, (), "", dict.fromkeys(right, nan)),
+    )
+    ran = RuntimeSummary("a", "A", 36.0, 140.0, nan, 0, 2, 2, 0.5, 1000, 2)
+    each = (ran, replace(ran, name="b", sqnr=3.0, apart=3.5, different=1), RuntimeSummary("c", "", note="why <not>"))
+    return RuntimeReport(
+        rows,
+        each,
+        ("a: 1 <delegate>",),
+        notes=(),
+        batches=2,
+        samples=16,
+        quantizer="xnnpack",
+        model="Net",
+        environment=HERE,
+    )
+
+
 def diagnosis() -> Diagnosis:
     """Two causes; both remedies are free."""
     others, why = ("b/linear", "c/linear"), "33 pairs are rounded in between"
@@ -350,4 +376,14 @@ def budget(modules: int = 3) -> ErrorBudget:
 
 def every() -> list[Report]:
     """All of them."""
-    return [layers(), findings(), sensitivity(), candidates(), reconfiguration(), deployed(), *profiles(), budget()]
+    return [
+        layers(),
+        findings(),
+        sensitivity(),
+        candidates(),
+        reconfiguration(),
+        deployed(),
+        runtimes(),
+        *profiles(),
+        budget(),
+    ]

@@ -75,7 +75,7 @@ def table_of(section: dict[str, Any], name: str) -> dict[str, Any]:
 
 def same(held: Any, value: Any) -> bool:
     if isinstance(value, tuple):
-        return bool(held == shape(value))
+        return held in (shape(value), ", ".join(map(str, value)))  # sizes, or names
     held = SPECIAL.get(held, held) if isinstance(value, float) else held
     return held == value or (isinstance(value, float) and isnan(value) and isnan(held))
 
