@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Literal
 
-from pt2qa._diagnosis.alone import outputs_with
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
@@ -35,7 +34,7 @@ from pt2qa._sensitivity.metrics import (
 from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
-from pt2qa._sensitivity.roundings import Rounding, Variant
+from pt2qa._sensitivity.roundings import Rounding, Variant, with_roundings
 from pt2qa._simulator.accumulate import accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
@@ -43,6 +42,7 @@ from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Site
+from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import SelectionError
 
@@ -275,7 +275,7 @@ class _Noises:
                 for name, variant in variants.items():
                     for each in variant.both:
                         if each not in outputs:
-                            outputs[each] = self._with(values, site, each, reference)
+                            outputs[each] = self._with(values, site, each)
                     found[site, name] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
             self._add(samples, reference, quantized, weights, found)
 
@@ -287,9 +287,9 @@ class _Noises:
         sizes = [signal_of(leaf) for leaf in leaves]
         return [samples / size if size > 0 else 0.0 for size in sizes]
 
-    def _with(self, values: Sequence[Any], site: int, rounding: Rounding, reference: Any) -> Any:
-        outputs = outputs_with(self.pair.simulator, values, self.pair.sites[site], rounding)
-        return reference if outputs is None else detached(self._finished(outputs))
+    def _with(self, values: Sequence[Any], site: int, rounding: Rounding) -> Any:
+        program = with_roundings(self.pair.program, {site: lambda value, **_: rounding(value)})
+        return detached(self._finished(Simulator(program).run(values, on={site})))
 
     def _finished(self, outputs: Any) -> Any:
         return self._selected(finished(self.pair, outputs, None))
