@@ -32,7 +32,7 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
+from pt2qa._simulator.accumulate import accumulate, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
@@ -121,7 +121,7 @@ def find_bad_cases(
     notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
         notes.append(f"num_steps is {num_steps}, but the data has only {counted(search.batches, 'batch', 'batches')}")
-    refuse_empty(search.batches, count_empty(search.found.set_apart))
+    refuse_empty(search.batches, search.found.set_apart)
     return search.report([*pair.notes, *pair.program.notes, *search.stopped, *notes, *search.check.notes])
 
 

@@ -22,8 +22,8 @@ from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
 from pt2qa._ranks import over_ranks
-from pt2qa._report.set_apart import InputRange, SetApart, added
-from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
+from pt2qa._report.set_apart import SetApart, added
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
@@ -103,7 +103,7 @@ def compare_quantizers(
     run = _Comparison(pairs, failed, mask)
     data = data if batches is None else replace(data, batches=batches)
     notes = accumulate(run, data, title="compare quantizers", purpose="compare on")
-    refuse_empty(run.batches, count_empty(run.set_apart))
+    refuse_empty(run.batches, run.health.set_apart)
     notes += [f"{n}: {note}" for n, pair in pairs.items() for note in (*pair.notes, *run.checks[n].notes)]
     notes += run.notes()
     candidates = [_candidate(name, named[name], pairs.get(name), failed) for name in named]
@@ -111,10 +111,10 @@ def compare_quantizers(
     if run.positions is not None:
         settings["mask"] = run.positions.name
     return CandidateReport(
-        **compared(run.sums(), candidates, run.set_apart, run.batches, settings),
+        **compared(run.sums(), candidates, run.health.set_apart, run.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
-        samples=run.samples,
-        input_ranges=run.input_ranges,
+        samples=run.health.samples,
+        input_ranges=run.health.input_ranges,
         model=capture.model,
         environment=next(iter(pairs.values())).environment,
     )
@@ -158,7 +158,7 @@ class _Outputs(NamedTuple):
     """Whether the reference returns NaN at a position that counts."""
 
 
-class _Comparison:
+class _Comparison(Tally):
     """One float model and several quantized models that advance together, op by op; ``failed``: why others do not."""
 
     def __init__(self, pairs: dict[str, QuantizedPair], failed: dict[str, str], mask: Mask | None) -> None:
@@ -174,16 +174,12 @@ class _Comparison:
         self.values = {step.name: ValueSums(step.handle, step.name, step.module, step.op) for step in ops}
         self.slots = {step.name: step.out for step in ops}
         self.outputs: list[ValueSums] = []
-        self.batches = self.samples = 0
-        self.set_apart: list[SetApart] = []
-        self.input_ranges: tuple[InputRange, ...] = ()
 
     def add(self, batch: Batch) -> None:
         """Runs all models on a batch and adds the results; an interrupted batch leaves no trace."""
         values = self.first.values(batch)
         if has_no_element(values):
-            self.set_apart.append(empty_batch(self.batches))
-            self.batches += 1
+            self.took(0, empty_batch(self.batches))
             return
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
         self._take(values, self._verified(values, counted), counted)
@@ -236,11 +232,8 @@ class _Comparison:
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
         for value, noises in run.noises:
             value.add(noises, left_out)
-        self.set_apart += apart
         able = [pair.program for name, pair in self.pairs.items() if name not in left_out]
-        self.input_ranges = added([self.input_ranges, *(input_ranges(each, values, counted) for each in able)])
-        self.batches += 1
-        self.samples += samples
+        self.took(samples, *apart, ranges=added(input_ranges(each, values, counted) for each in able))
 
     def _why_apart(self, values: list[Any], samples: int, run: _Outputs) -> list[SetApart]:
         """Why a batch is excluded for all candidates, or for those that fail on it; empty if it counts.

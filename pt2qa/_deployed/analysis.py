@@ -21,7 +21,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
-from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
+from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
@@ -100,7 +100,7 @@ def compare_deployed(
         notes = accumulate(comparison, data, title="compare deployed", purpose="compare on")
     if isinstance(runs, RecordedOutputs) and not notes:
         runs.refuse_rest()
-    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    refuse_empty(comparison.batches, comparison.health.set_apart)
     report = comparison.report(notes)
     if metric is not None and not notes:  # which say if it was interrupted
         try:

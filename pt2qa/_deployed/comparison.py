@@ -32,9 +32,9 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.notes import notes_without
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
-from pt2qa._report.set_apart import InputRange, SetApart, added
+from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable
-from pt2qa._simulator.accumulate import empty_batch, first_fault
+from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, as_batch, count_samples, has_no_element
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import TOLERANCE
@@ -74,7 +74,7 @@ class _Measured(Outputs):
     """Those of the isolated run; None if nothing was observed."""
 
 
-class Comparison:
+class Comparison(Tally):
     """The sums of each observed value, by the step that computes it, and of each output."""
 
     def __init__(
@@ -84,9 +84,6 @@ class Comparison:
         self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
         self.stages = Stages(pair)
         self.check = Verification(pair.graphs)
-        self.batches = self.samples = 0
-        self.set_apart: list[SetApart] = []
-        self.input_ranges: tuple[InputRange, ...] = ()
         reasons = program.taps
         self.observed = {
             each.step.index: each
@@ -109,8 +106,7 @@ class Comparison:
         values = self.pair.values(batch)
         samples = count_samples(values)
         if has_no_element(values) or (not samples and is_empty(samples, self.pair.simulator.run(values))):
-            self.set_apart.append(empty_batch(self.batches))
-            self.batches += 1
+            self.took(0, empty_batch(self.batches))
             return
         counted = None if self.positions is None else self.positions.of(batch, values)
         ran = run_program(self.program, values)
@@ -128,18 +124,14 @@ class Comparison:
         outputs = [_output(*each) for each in zip(*three, alone, strict=True)]
         apart = self._why_apart(values, samples, measured, outputs)
         self.outputs = self.outputs or [_Sums()] * len(outputs)
-        if apart is not None:
-            self.set_apart.append(apart)
-        else:
-            self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, counted)])
+        if apart is None:
             self.stages.add(every)
             for index, sums in measured.sums.items():
                 self.sums[index] = self.sums[index].merge(sums)
             self.outputs = [a.merge(b) for a, b in zip(self.outputs, outputs, strict=True)]
             self._explain(values, seen)
         self.disturbed += ran.changed
-        self.batches += 1
-        self.samples += samples
+        self.took(samples, apart, ranges=input_ranges(self.pair.program, values, counted) if apart is None else ())
 
     def _measure(self, values: list[Any], seen: Mapping[int, Tensor], counted: Counted | None) -> _Measured:
         """Runs both models and the isolated one; adds nothing yet, so that the run can be checked or repeated."""
@@ -323,14 +315,11 @@ class Comparison:
                 *([other_order] if self.order != tuple(sorted(self.order)) else []),
                 *self.check.notes,
             ),
-            batches=self.batches,
-            samples=self.samples,
+            **as_fields(self.health),
             backend=self.backend,
             quantizer=pair.quantizer,
             model=pair.model,
             environment=pair.environment,
-            set_apart=tuple(self.set_apart),
-            input_ranges=self.input_ranges,
         )
 
     def _row(self, observed: ObservedValue) -> DeployedRow:

@@ -17,7 +17,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
+from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added, as_fields
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
@@ -35,7 +35,7 @@ from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
 from pt2qa._sensitivity.roundings import Rounding, Variant, with_roundings
-from pt2qa._simulator.accumulate import accumulate, empty_batch
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
@@ -180,8 +180,8 @@ def together(parts: Sequence[SiteNoises]) -> SiteNoises:
     return replace(first, set_apart=apart, input_ranges=added(each.input_ranges for each in parts))
 
 
-@dataclass(slots=True)
-class _Noises:
+@dataclass
+class _Noises(Tally):
     """Sums over the batches so far, and the ``most`` projections of one.
 
     ``projection`` is None before the first batch and for the exact method.  The variants that are ``sampled`` were
@@ -206,21 +206,17 @@ class _Noises:
     variance: dict[Key, float] = field(default_factory=dict)
     signal: float = 0.0
     measured: float = 0.0
-    samples: int = 0
     sampled_on: int = 0
-    batches: int = 0
     most: int = 0
     outputs: tuple[str, ...] = ()
     reached: set[int] = field(default_factory=set)
     content: Counter[int] = field(default_factory=Counter)
-    set_apart: list[SetApart] = field(default_factory=list)
-    input_ranges: tuple[InputRange, ...] = ()
 
     def add(self, batch: Batch) -> None:
         values = self.pair.values(batch)
         samples = count_samples(values)
         if not samples:
-            self._set_apart(empty_batch(self.batches))
+            self.took(0, empty_batch(self.batches))
             return
         self.counted = None if self.positions is None else self.positions.of(batch, values)
         if self.seen is None:
@@ -256,7 +252,7 @@ class _Noises:
             found = {key: started.noise([key]) for key in self._keys()}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
-            self._add(samples, reference, quantized, weights, found)
+            self._add(values, samples, reference, quantized, weights, found)
 
     def _exact(self, values: Sequence[Any], samples: int) -> None:
         def engine() -> Outputs:
@@ -277,7 +273,7 @@ class _Noises:
                         if each not in outputs:
                             outputs[each] = self._with(values, site, each)
                     found[site, name] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
-            self._add(samples, reference, quantized, weights, found)
+            self._add(values, samples, reference, quantized, weights, found)
 
     def _weights(self, reference: Any, samples: int) -> list[float] | None:
         """What the squared error of each output counts; None where all count alike."""
@@ -301,17 +297,12 @@ class _Noises:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
         fault = fault_of(self.pair.simulator, values, self.batches, samples, reference, quantized)
         if fault is not None:
-            self._set_apart(fault)
-        else:
-            self.input_ranges = added([self.input_ranges, input_ranges(self.pair.program, values, self.counted)])
+            self.took(0, fault)
         return fault is None
-
-    def _set_apart(self, apart: SetApart) -> None:
-        self.set_apart.append(apart)
-        self.batches += 1
 
     def _add(
         self,
+        values: Sequence[Any],
         samples: int,
         reference: Any,
         quantized: Any,
@@ -324,11 +315,10 @@ class _Noises:
         self.outputs = float_names(reference)
         self.signal += signal_of(reference) if weights is None else samples * sum(map(bool, weights))
         self.measured += _noise(reference, quantized, weights)
-        self.samples += samples
-        self.batches += 1
+        self.took(samples, ranges=input_ranges(self.pair.program, values, self.counted))
         if self.sampled_on < ENOUGH:
-            self.sampled_on = self.samples
-            if self.samples >= ENOUGH:
+            self.sampled_on = self.health.samples
+            if self.sampled_on >= ENOUGH:
                 self._drop(self.sampled)
 
     def _drop(self, names: Collection[str]) -> None:
@@ -342,9 +332,9 @@ class _Noises:
         return [(site, name) for site, variants in self.variants.items() for name in variants]
 
     def result(self) -> SiteNoises:
-        counted = self.batches - len(self.set_apart)
+        counted = self.batches - len(self.health.set_apart)
         if not counted:
-            faults = " ".join(about_faults(self.set_apart, self.batches))
+            faults = " ".join(about_faults(self.health.set_apart, self.batches))
             raise NoNumberError(f"no batch can be measured. {faults} Pass batches on which both models are finite.")
         notes = [*self.notes, *self.verification.notes]
         if self.projection is not None:
@@ -358,7 +348,7 @@ class _Noises:
         if self.positions is not None:
             settings["mask"] = self.positions.name
             notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
-        factors = dict.fromkeys(self.sampled, self.samples / self.sampled_on)
+        factors = dict.fromkeys(self.sampled, self.health.samples / self.sampled_on)
         return SiteNoises(
             noise={key: noise * factors.get(key[1], 1.0) for key, noise in self.noise.items()},
             variance={key: variance * factors.get(key[1], 1.0) ** 2 for key, variance in self.variance.items()},
@@ -367,11 +357,8 @@ class _Noises:
             outputs=self.outputs,
             method="exact" if self.projection is None else "projection",
             projections=0 if self.projection is None else self.most,
-            batches=counted,
-            samples=self.samples,
+            **{**as_fields(self.health), "batches": counted},
             notes=tuple(dict.fromkeys(notes)),
-            set_apart=tuple(self.set_apart),
-            input_ranges=self.input_ranges,
             settings=settings,
             flops={} if self.seen is None else self.seen.flops,
         )

@@ -19,9 +19,9 @@ from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tab
 from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import InputRange, SetApart, added
+from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, refuse_empty
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, first_fault, refuse_empty
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
@@ -92,7 +92,7 @@ class _Measured(Outputs):
     seen: Sequence[tuple[Row, Totals]] = ()
 
 
-class Comparison:
+class Comparison(Tally):
     """Rows, keyed by the step whose value they compare."""
 
     def __init__(
@@ -118,9 +118,6 @@ class Comparison:
         self.empty = Totals(custom=dict(metrics))
         self.check = Verification(pair.graphs)
         self.unwritten = {node.name for node in unwritten_values(pair.quantized.graph)}
-        self.batches = self.samples = 0
-        self.set_apart: list[SetApart] = []
-        self.input_ranges: tuple[InputRange, ...] = ()
         self.rows: dict[int, list[Row]] = {}
         self.module_rows: list[Row] = []
         self.outputs: list[Row] = []
@@ -195,8 +192,7 @@ class Comparison:
     def add(self, batch: Batch) -> None:
         values = self.pair.values(batch)
         if has_no_element(values):
-            self.set_apart.append(empty_batch(self.batches))
-            self.batches += 1
+            self.took(0, empty_batch(self.batches))
             return
         counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
         measured = self.check.run(functools.partial(self._measure_batch, values, counted), values)
@@ -244,12 +240,7 @@ class Comparison:
                 row.totals = row.totals.merge(totals)
             else:
                 row.apart = row.apart.merge(totals)
-        if apart is not None:
-            self.set_apart.append(apart)
-        else:
-            self.input_ranges = added([self.input_ranges, input_ranges(self.program, values, counted)])
-        self.batches += 1
-        self.samples += samples
+        self.took(samples, apart, ranges=input_ranges(self.program, values, counted) if apart is None else ())
 
     def _why_apart(
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[tuple[Row, Totals, bool]]
@@ -357,16 +348,13 @@ class Comparison:
             )
             settings["mask"] = self.positions.name
         return LayerReport(
-            **tables(sums, only_apart=len(self.set_apart) == self.batches),
+            **tables(sums, only_apart=len(self.health.set_apart) == self.batches),
             unpaired=self.pair.pairing.unpaired,
             notes=tuple(dict.fromkeys(extra)),
-            batches=self.batches,
-            samples=self.samples,
+            **as_fields(self.health),
             quantizer=self.pair.quantizer,
             model=self.pair.model,
             environment=self.pair.environment,
-            set_apart=tuple(self.set_apart),
-            input_ranges=self.input_ranges,
             smaller_is_worse=self._metrics_worse("smaller"),
             larger_is_worse=self._metrics_worse("larger"),
             sums=packed(sums, settings),
@@ -398,6 +386,6 @@ class Comparison:
 def compare(comparison: Comparison, what: str) -> LayerReport:
     """Runs a comparison over all batches and verifies its own runs; ``what`` names the progress bar."""
     notes = accumulate(comparison, comparison.data, title=f"compare {what}", purpose="compare on")
-    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    refuse_empty(comparison.batches, comparison.health.set_apart)
     pair = comparison.pair
     return comparison.report([*pair.notes, *pair.program.notes, *notes, *comparison.check.notes])

@@ -23,10 +23,10 @@ from pt2qa._profile.values import ValueStatistics, Wanted, described_by, numbers
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth, SetApart
+from pt2qa._report.set_apart import DataHealth, SetApart, as_fields
 from pt2qa._report.sums import EACH, MERGED, Mergeable
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.accumulate import count_empty, empty_batch, refuse_empty
+from pt2qa._simulator.accumulate import empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, as_call, count_samples, flatten_batch, has_no_element
 from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import UNWRITTEN
@@ -225,7 +225,7 @@ class Measurements:
     def profile(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> Profile:
         """The report.  Values that are not tensors, such as sizes, have no rows."""
         seen, health = self.seen, self._done.health
-        refuse_empty(self.batches, count_empty(health.set_apart))
+        refuse_empty(self.batches, health.set_apart)
         numbers = {number: position for position, number in enumerate(sorted(seen))}
         described = {number: described_by(self.plan.values[number], seen[number]) for number in numbers}
         rows = tuple(
@@ -242,13 +242,10 @@ class Measurements:
             **packed_values(list(described.values()), [seen[number] for number in numbers], self.wanted),
             side=self.target.side,
             quantizer=self.target.quantizer,
-            batches=self.batches,
-            samples=self.samples,
+            **as_fields(health),
             notes=tuple(dict.fromkeys(said)),
             model=self.target.model,
             environment=self.target.environment,
-            set_apart=health.set_apart,
-            input_ranges=health.input_ranges,
         )
 
     def _not_measured(self) -> Iterator[str]:

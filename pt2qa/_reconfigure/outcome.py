@@ -15,6 +15,7 @@ from pt2qa._reconfigure.candidates import Noise
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._reconfigure.search import Search, SearchResult, Selection
 from pt2qa._report.prose import counted
+from pt2qa._report.set_apart import as_fields
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget, Target
@@ -46,10 +47,7 @@ def reported(
         quantizer=old.quantizer,
         model=old.model,
         environment=old.environment,
-        batches=health.batches,
-        samples=health.samples,
-        set_apart=health.set_apart,
-        input_ranges=health.input_ranges,
+        **as_fields(health),
         **rest,
     ).with_pair(new)
 

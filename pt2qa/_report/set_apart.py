@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted
@@ -168,6 +168,11 @@ class DataHealth(Mergeable):
         """A verdict of one line, after what is wrong with its data."""
         said = about_data(self)
         return " ".join([*(said if self.set_apart else said[:-1]), verdict])
+
+
+def as_fields(health: DataHealth) -> dict[str, Any]:
+    """Those of a :class:`pt2qa.report.DataReport` that ran on the data."""
+    return {name: getattr(health, name) for name in ("batches", "samples", "set_apart", "input_ranges")}
 
 
 def added(ranges: Iterable[Sequence[InputRange]]) -> tuple[InputRange, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pt2qa._ranks import NoBatchError, NoNumberError
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
-from pt2qa._report.set_apart import EMPTY, SetApart
+from pt2qa._report.set_apart import EMPTY, DataHealth, InputRange, SetApart
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.nonfinite import first_nonfinite
@@ -29,6 +29,21 @@ class Accumulator(Protocol):
 
     def add(self, batch: Any) -> None:
         """Measures a batch; an interrupted batch leaves no trace."""
+
+
+class Tally:
+    """The health of the data that an analysis has read so far."""
+
+    health = DataHealth(0, 0)
+
+    @property
+    def batches(self) -> int:
+        return self.health.batches
+
+    def took(self, samples: int, *apart: SetApart | None, ranges: tuple[InputRange, ...] = ()) -> None:
+        """Notes one more batch, and why it is set apart, if it is."""
+        known = tuple(each for each in apart if each is not None)
+        self.health = self.health.merge(DataHealth(1, samples, known, ranges))
 
 
 def accumulate(into: Accumulator, data: Data, *, title: str, purpose: str) -> list[str]:
@@ -69,17 +84,13 @@ def _no_batch(purpose: str) -> NoBatchError:
     return NoBatchError(f"no batch to {purpose}. Pass at least one; an iterator that was read before is empty.")
 
 
-def refuse_empty(batches: int, empty: int) -> None:
-    if empty == batches:
+def refuse_empty(batches: int, set_apart: Sequence[SetApart]) -> None:
+    if sum(apart.what == EMPTY for apart in set_apart) == batches:
         raise NoNumberError(f"every batch is empty ({batches} read). Pass batches with samples.")
 
 
 def empty_batch(number: int) -> SetApart:
     return SetApart(number, 0, -1, "batch", EMPTY)
-
-
-def count_empty(set_apart: Sequence[SetApart]) -> int:
-    return sum(apart.what == EMPTY for apart in set_apart)
 
 
 def first_fault(simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> SetApart | None:

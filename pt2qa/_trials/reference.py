@@ -13,9 +13,9 @@ from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywhere
 from pt2qa._report.prose import few
-from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_faults, added
+from pt2qa._report.set_apart import DataHealth, SetApart, about_faults
 from pt2qa._sensitivity.metrics import as_real, is_measured
-from pt2qa._simulator.accumulate import empty_batch, first_fault
+from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.input_ranges import input_ranges
@@ -67,28 +67,23 @@ class Reference:
         self._skipped: set[str] = set()
         self._free = KEPT_BYTES
         self.keys: list[str] = []
-        batches_read = samples = 0
-        apart: list[SetApart] = []
-        ranges: tuple[InputRange, ...] = ()
+        read = Tally()
         before = batches_before(lambda: sum(1 for _ in self._read()))
         for number, (batch, values, key) in enumerate(self._read(), before):
-            batches_read += 1
             fault = self._fault(number, batch, values, key)
             if fault is None:
                 self.keys.append(key)
-                samples += count_samples(values)
                 counted = None if self._positions is None else self._positions.of(batch, values)
-                ranges = added([ranges, input_ranges(pair.program, values, counted)])
+                read.took(count_samples(values), ranges=input_ranges(pair.program, values, counted))
             else:
-                apart.append(fault)
+                read.took(0, fault)
                 self._skipped.add(key)
                 self._kept.pop(key, None)
         shared = first_anywhere((self.names, self.positions, self.uncounted) if self.runs else None)
         self.names, self.positions, self.uncounted = shared or ((), (), ())
         distinct = dict.fromkeys(key for each in everywhere(self.keys) for key in each)
         self.fold_of = {key: number % 2 for number, key in enumerate(distinct)}
-        own = DataHealth(batches_read, samples, tuple(apart), ranges)
-        self.health = functools.reduce(DataHealth.merge, everywhere(own))
+        self.health = functools.reduce(DataHealth.merge, everywhere(read.health))
         if len(self.health.set_apart) == self.health.batches:
             if not self.health.faults:
                 raise NoBatchError(

@@ -28,9 +28,9 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
-from pt2qa._report.set_apart import SetApart
+from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, refuse_empty
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, refuse_empty
 from pt2qa._simulator.batches import Batch, buffers_kept, count_samples, flatten_batch, has_no_element, written_buffers
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.graph_run import GraphRun
@@ -101,7 +101,7 @@ def compare_graphs(
     comparison = _Comparison(*graphs, prefixes, ops, mask)
     data = Data("batches", batches, inputs_of, mask, progress)
     notes = accumulate(comparison, data, title="compare graphs", purpose="compare on")
-    refuse_empty(comparison.batches, count_empty(comparison.set_apart))
+    refuse_empty(comparison.batches, comparison.health.set_apart)
     return comparison.report(notes, model)
 
 
@@ -118,7 +118,7 @@ def _runnable(which: str, given: Graph) -> GraphModule:
     return graph
 
 
-class _Comparison:
+class _Comparison(Tally):
     def __init__(
         self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind], mask: Mask | None
     ) -> None:
@@ -136,14 +136,11 @@ class _Comparison:
             for number, value in enumerate(self.plan.values)
             if number in chosen
         ]
-        self.batches = self.samples = 0
-        self.set_apart: list[SetApart] = []
 
     def add(self, batch: Batch) -> None:
         values, others = flatten_batch(self.a, batch), flatten_batch(self.b, batch)
         if has_no_element(values):
-            self.set_apart.append(empty_batch(self.batches))
-            self.batches += 1
+            self.took(0, empty_batch(self.batches))
             return
         samples = count_samples(values)
         inside = None if self.axes is None or not samples else self.axes.of(batch, values)
@@ -154,10 +151,7 @@ class _Comparison:
                 row.totals = row.totals.merge(totals)
             else:
                 row.apart = row.apart.merge(totals)
-        if apart is not None:
-            self.set_apart.append(apart)
-        self.batches += 1
-        self.samples += samples
+        self.took(samples, apart)
 
     @computes
     @torch.no_grad()
@@ -213,15 +207,13 @@ class _Comparison:
             tensors = [(value, row) for value, row in self.rows if row.totals.dtype or row.apart.dtype]
             said += without_axes([row.name for value, row in tensors if value.a.name not in layouts], len(tensors))
         return GraphReport(
-            **tables(sums, only_apart=len(self.set_apart) == self.batches),
+            **tables(sums, only_apart=len(self.health.set_apart) == self.batches),
             unpaired=self.plan.unpaired,
             notes=(*notes, *self.plan.notes, *said, *_delegated("a", self.a), *_delegated("b", self.b)),
-            batches=self.batches,
-            samples=self.samples,
+            **as_fields(self.health),
             quantizer="",
             model=model,
             environment=Environment.here(fingerprint(self.a)),
-            set_apart=tuple(self.set_apart),
             sums=packed(sums, settings),
         )
 

@@ -16,7 +16,7 @@ from torch import nn
 import pt2qa
 from pt2qa._ranks import NoBatchError, NoNumberError
 from pt2qa._report.set_apart import SetApart
-from pt2qa._simulator.accumulate import accumulate, count_empty, empty_batch, first_fault, peeked, refuse_empty
+from pt2qa._simulator.accumulate import accumulate, empty_batch, first_fault, peeked, refuse_empty
 from pt2qa._simulator.batches import (
     as_batch,
     as_call,
@@ -94,10 +94,9 @@ def test_the_first_batch_is_looked_at_and_still_there() -> None:
 
 def test_empty_batches_are_counted_and_nothing_but_them_is_refused() -> None:
     assert empty_batch(3) == SetApart(3, 0, -1, "batch", "no samples")
-    assert count_empty([empty_batch(0), SetApart(1, 2, 0, "batch", "NaN"), empty_batch(2)]) == 2
-    refuse_empty(3, 2)
+    refuse_empty(3, [empty_batch(0), SetApart(1, 2, 0, "batch", "NaN"), empty_batch(2)])
     with pytest.raises(NoNumberError, match=re.escape("every batch is empty (2 read). Pass batches with samples.")):
-        refuse_empty(2, 2)
+        refuse_empty(2, [empty_batch(0), empty_batch(1)])
 
 
 def test_a_fault_is_found_again_with_all_that_is_known_of_it() -> None:
