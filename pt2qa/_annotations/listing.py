@@ -15,7 +15,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, name_of, walk
 from pt2qa._graph.internals.nodes import clean_path, module_stack
-from pt2qa._quantize.pairing import QuantizedPair, fingerprint
+from pt2qa._quantize.pairing import QuantizedPair, fingerprint, identity_of
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Environment
 from pt2qa._simulator.products import Read, is_quantized
@@ -84,9 +84,7 @@ def _of_pair(pair: QuantizedPair) -> AnnotationReport:
         SpecResolver(known, pair.sites),
         basis="converted" if known is None else "annotated and converted",
         notes=tuple(dict.fromkeys(notes)),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
+        **identity_of(pair),
     )
 
 

@@ -27,7 +27,7 @@ from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
 from pt2qa._graph.internals.torch import pytree
-from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
@@ -302,9 +302,7 @@ class _Search:
         return BadCases(
             **self.found.fields(standings, cases, notes, settings),
             batch_axis=-1 if self.axis is None else self.axis,
-            quantizer=self.pair.quantizer,
-            model=self.pair.model,
-            environment=self.pair.environment,
+            **identity_of(self.pair),
         )
 
 

@@ -24,7 +24,7 @@ from pt2qa._near_names import question
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._ranks import alone
 from pt2qa._report.rows import Environment
-from pt2qa._report.set_apart import DataHealth
+from pt2qa._report.set_apart import DataHealth, as_fields
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
@@ -157,10 +157,7 @@ def check(
         checked=tuple(dict.fromkeys((kind, *(need for rule in ran for need in rule.needs)))),
         notes=(*(subject.notes if kind == "pair" else ()), *unmatched, *unread),
         **_about(context),
-        batches=health.batches,
-        samples=health.samples,
-        set_apart=health.set_apart,
-        input_ranges=health.input_ranges,
+        **as_fields(health),
     )
 
 

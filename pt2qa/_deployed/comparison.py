@@ -28,7 +28,7 @@ from pt2qa._deployed.stages import Stages
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._report.notes import notes_without
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
@@ -317,9 +317,7 @@ class Comparison(Tally):
             ),
             **as_fields(self.health),
             backend=self.backend,
-            quantizer=pair.quantizer,
-            model=pair.model,
-            environment=pair.environment,
+            **identity_of(pair),
         )
 
     def _row(self, observed: ObservedValue) -> DeployedRow:

@@ -21,7 +21,7 @@ from pt2qa._diagnosis.rows import AsideRow
 from pt2qa._diagnosis.search import Search
 from pt2qa._diagnosis.verdict import next_command, search_target, story_of, target_of, unit_of, verdict_of
 from pt2qa._diagnosis.worth import LEAST, MACS, Worth
-from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
 from pt2qa._repair.methods import methods_named
@@ -177,9 +177,7 @@ def diagnose(
         batches=sum(everywhere(sum(1 for _ in reference))),
         samples=now.samples,
         notes=tuple(dict.fromkeys((*pair.notes, *judge.notes, *notes, *case.notes, *search.notes()))),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
+        **identity_of(pair),
         set_apart=reference.health.set_apart,
         input_ranges=reference.health.input_ranges,
     )

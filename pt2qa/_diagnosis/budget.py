@@ -12,7 +12,7 @@ from pt2qa._diagnosis.budget_report import UNATTRIBUTED, BudgetRow, ErrorBudget,
 from pt2qa._diagnosis.in_series import sites_before
 from pt2qa._diagnosis.merging import split
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._sensitivity.roundings import InSeries, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.batches import Batch
@@ -96,9 +96,7 @@ def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
     """The budget of noises with the variants of :func:`mechanisms_in`, and perhaps others."""
     return ErrorBudget(
         **split(_rows(pair, noises), noises),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
+        **identity_of(pair),
     )
 
 

@@ -17,7 +17,7 @@ from pt2qa._layers.reading import Block, Reading, nearest_before
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
 from pt2qa._metrics import Metric, NoiseSums, error_sums, sums_of_row
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import QUANTIZATION
@@ -352,9 +352,7 @@ class Comparison(Tally):
             unpaired=self.pair.pairing.unpaired,
             notes=tuple(dict.fromkeys(extra)),
             **as_fields(self.health),
-            quantizer=self.pair.quantizer,
-            model=self.pair.model,
-            environment=self.pair.environment,
+            **identity_of(self.pair),
             smaller_is_worse=self._metrics_worse("smaller"),
             larger_is_worse=self._metrics_worse("larger"),
             sums=packed(sums, settings),

@@ -439,6 +439,11 @@ def fingerprint(graph_module: GraphModule) -> str:
     return digest.hexdigest()[:16]
 
 
+def identity_of(pair: QuantizedPair) -> dict[str, Any]:
+    """The fields by which a report says what it is about."""
+    return {"model": pair.model, "quantizer": pair.quantizer, "environment": pair.environment}
+
+
 def check_pair(given: Any) -> None:
     if isinstance(given, QuantizedPair):
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pt2qa._decibels import power
-from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.candidates import Noise
@@ -44,9 +44,7 @@ def reported(
         code=flow.code,
         code_verified=flow.verified,
         notes=tuple(dict.fromkeys([*notes, *interrupted])),
-        quantizer=old.quantizer,
-        model=old.model,
-        environment=old.environment,
+        **identity_of(old),
         **as_fields(health),
         **rest,
     ).with_pair(new)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted, few
@@ -417,9 +417,7 @@ class _Analysis:
             worst_is="smallest" if self.metric.smallest_is_worst else "largest",
             group=group,
             notes=tuple(dict.fromkeys([*self.notes, *self.choices, *self.verification.notes, *self._method_notes()])),
-            quantizer=self.pair.quantizer,
-            model=self.pair.model,
-            environment=self.pair.environment,
+            **identity_of(self.pair),
             sums=packed(places, self.metric, settings),
             input_ranges=added(self.input_ranges.get(number, ()) for number in covered(self.ledger, len(places))),
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
 from pt2qa._interrupts import raise_if_interrupted
-from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._simulator.simulator import Body
@@ -56,9 +56,7 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         rows=tuple(rows),
         unpaired=pair.pairing.unpaired,
         notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
+        **identity_of(pair),
         histograms=_by_side(counts),
     )
 
