@@ -14,11 +14,12 @@ from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, lowerable, program_for, run_program
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow
-from pt2qa._quantize.pairing import QuantizedPair, check_pair
+from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import alone, in_step
 from pt2qa._report.prose import few
+from pt2qa._report.set_apart import as_fields
 from pt2qa._runtimes.report import DB, LSB, RuntimeReport, RuntimeRow, RuntimeSummary
-from pt2qa._simulator.accumulate import accumulate, count_empty, peeked, refuse_empty
+from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
@@ -88,7 +89,7 @@ def compare_runtimes(
     run.refuse_none()
     notes = accumulate(run, data, title="compare runtimes", purpose="compare on")
     leading = max(run.able.values(), key=lambda each: each.batches)
-    refuse_empty(leading.batches, count_empty(leading.set_apart))
+    refuse_empty(leading.batches, leading.health.set_apart)
     reports = {name: each.report(()) for name, each in run.able.items()}
     values = pair.values(first)
     runtimes = []
@@ -99,20 +100,14 @@ def compare_runtimes(
             if metric is not None and not notes:
                 summary = replace(summary, value=float(metric(run.able[name].deployed)))
         runtimes.append(summary)
-    told = leading.report(notes)
     return RuntimeReport(
         tuple(_joined(reports)),
         tuple(runtimes),
         tuple(f"{name}: {fact}" for name, report in reports.items() for fact in report.facts),
         "" if metric is None else metric_name(metric),
-        notes=told.notes,
-        batches=told.batches,
-        samples=told.samples,
-        set_apart=told.set_apart,
-        input_ranges=told.input_ranges,
-        quantizer=pair.quantizer,
-        model=pair.model,
-        environment=pair.environment,
+        notes=leading.report(notes).notes,
+        **as_fields(leading.health),
+        **identity_of(pair),
     )
 
 
