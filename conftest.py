@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import pt2qa
+
+# These import ONNX Runtime, which `make runtimes` installs.
+collect_ignore = (
+    [] if find_spec("onnxruntime") else [f"quantizers/pt2qa_onnxruntime/{name}.py" for name in ("kernels", "lowering")]
+)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -119,9 +119,7 @@ def _named(backends: Sequence[str] | Mapping[str, str | Backend] | None) -> dict
     named: dict[str, str | Backend] = {}
     named.update(backends if isinstance(backends, Mapping) else {name: name for name in backends})
     if not named:
-        raise SelectionError(
-            'there is no backend. Pass names of backends, such as backends=["xnnpack", "onnxruntime"].'
-        )
+        raise SelectionError("there is no backend. Pass names of backends: pt2qa.plugins.backends() lists them.")
     return named
 
 

@@ -319,7 +319,7 @@ def test_outputs_of_other_inputs_are_refused(pair: pt2qa.QuantizedPair, outputs:
     ("name", "content", "message"),
     [
         ("gone.pte", None, r"gone.pte: no such file. Expected \.pte \(.*\), \.pt2 \(.*\), or \.safetensors"),
-        ("model.onnx", b"x", r"model.onnx: no installed backend runs such a file. Expected .*\.pte.*record-inputs"),
+        ("model.tflite", b"x", r"model.tflite: no installed backend runs such a file. Expected .*\.pte.*record-inputs"),
         ("model.pte", b"x", "not a .pte file of ExecuTorch"),
         ("model.pt2", b"x", r"model.pt2: (no model that AOTInductor compiled|cannot be read)"),
         ("outputs.safetensors", b"x", "not a safetensors file"),
