@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "pt2qa._diagnosis",
     ),
     "public names": ("pt2qa.report", "pt2qa.testing", "pt2qa._quant_analysis", FRONT_DOOR),
+    "names of other tools": ("pt2qa.compat",),
     "command line": ("pt2qa.cli", "pt2qa.__main__"),
 }
 """A layer may import only itself and those above, and packages of one layer import each other one way.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pt2qa
+from pt2qa.compat import numeric_suite, tuning_kit
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = (ROOT / "docs" / "numeric_suite.md").read_text().partition("## What to call")[2]
@@ -86,6 +87,17 @@ def test_every_public_function_and_class_is_in_the_table(module: str, title: str
     names = public_names(module)
     assert len(names) >= at_least
     assert [name for name in sorted(names) if f"`{name}`" not in section(title)] == []
+
+
+def test_every_name_of_numeric_suite_is_in_the_layer_for_old_scripts() -> None:
+    names = public_names("torch.ao.ns._numeric_suite")
+    assert names - set(dir(numeric_suite)) == {"Shadow"}  # which is put into a model
+    assert [name for name in TUNING_KIT if not _has(tuning_kit, name)] == ["get_info_manager"]  # of ModelProfiler
+
+
+def _has(module: object, name: str) -> bool:
+    owner, _, attribute = name.rpartition(".")
+    return hasattr(getattr(module, owner) if owner else module, attribute)
 
 
 def test_every_name_of_the_manuals_is_in_the_table() -> None:
