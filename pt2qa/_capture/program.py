@@ -32,7 +32,7 @@ from pt2qa._capture.inputs import (
 )
 from pt2qa._capture.normalise import DECOMPOSABLE, normalise
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, walk
+from pt2qa._graph.handles import OpName, assign_handles, handle_of, names_of, op_of, remove_handles, walk
 from pt2qa._graph.internals.torch import pytree, with_graph
 from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa.errors import CaptureError
@@ -201,6 +201,26 @@ def capture(
     _check_names(program)
     check_agreement(model, state, eager, captured.module(), args, kwargs)
     return captured
+
+
+def export_quantized(captured: Capture, model: nn.Module) -> GraphModule:
+    """Exports what torchao's ``quantize_`` made of the captured model, as the capture was, without handles.
+
+    Raises:
+        CaptureError: ``torch.export`` failed, or the graph does not compute what the model computes.
+    """
+    from torchao.utils import unwrap_tensor_subclass
+
+    args, kwargs, state = captured.args, captured.kwargs, State(model)
+    eager = run_eager(model, args, kwargs)
+    state.restore()
+    plain = unwrap_tensor_subclass(copy.deepcopy(model))
+    program = export(plain, args, kwargs, captured.dynamic_shapes, captured.strict, eager)
+    normalise(program, captured.decompose)
+    graph = program.module(check_guards=False)
+    remove_handles(graph)  # ops that quantize are numbered too
+    check_agreement(model, state, eager, graph, args, kwargs)
+    return graph
 
 
 def with_handles(program: ExportedProgram) -> ExportedProgram:

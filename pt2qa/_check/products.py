@@ -235,7 +235,7 @@ def _product(
         return None
     # The op for all convolutions has an argument for transposing.
     axis = int("transpose" in step.op or (step.op == "convolution" and bool(step.args[6])))
-    if params.axis not in (None, axis):
+    if params.axis not in (None, axis) or params.block:
         return None
     given = next((site.params for site in pair.sites if site.result == slots[0]), None)
     scale = _output_scale(step, readers, pair.sites)

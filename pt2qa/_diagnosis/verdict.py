@@ -116,6 +116,8 @@ def next_command(search: Search, after: Outcome | None, *, interrupted: bool) ->
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
+    if search.case.judge.recipe is None:  # no search can quantize it again
+        return search.rows[0].remedy if search.rows else "pt2qa.sensitivity(pair, batches)"
     target = search_target(search, after)
     if not search.rows and search.repair_helps and search.needed is None:
         return "pt2qa.repair(pair, batches)"

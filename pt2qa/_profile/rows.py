@@ -61,7 +61,7 @@ class ProfileRow(ValueRow):
         argument: the op's argument that reads the value, e.g. ``input``, ``other``, ``tensors[1]``; empty for outputs.
         of: where the value comes from: the op that makes it, or the parameter's name.
         dtype: the integer type that it is quantized to; the tensor's own type where it is not quantized.
-        scheme: how it is quantized: ``per_tensor``, ``per_channel`` or ``dynamic``; empty where it is not.
+        scheme: ``per_tensor``, ``per_channel``, ``per_group`` or ``dynamic``; empty where it is not quantized.
         axis: channel axis of per-channel quantization; -1 without one.
         scale: real value of one integer step, the largest of several; nan without one.
         zero_point: the integer that stands for 0.0, a whole number; nan without one or with several.
@@ -89,7 +89,7 @@ class ProfileRow(ValueRow):
 
     of: str
     dtype: Annotated[str, column(importance=4)]
-    scheme: Literal["", "per_tensor", "per_channel", "dynamic"]
+    scheme: Literal["", "per_tensor", "per_channel", "per_group", "dynamic"]
     axis: int
     scale: float
     zero_point: float

@@ -169,10 +169,9 @@ def count_clamped(x: Tensor, params: QuantParams) -> int | None:
     if scale is None or zero_point is None or params.quant_min >= params.quant_max:
         return None
     if isinstance(scale, Tensor) and scale.numel() > 1:
-        if params.axis is None or scale.dim() != 1:
+        if params.axis is None and not params.block:
             return None
-        shape = [-1 if axis == params.axis % x.dim() else 1 for axis in range(x.dim())]
-        scale, zero_point = (torch.as_tensor(each).to(x.device).reshape(shape) for each in (scale, zero_point))
+        scale, zero_point = params.along(x)
         return _count_outside(x, 1.0 / scale, params.quant_min - zero_point, params.quant_max - zero_point)
     inverse, zero_point = 1.0 / float(scale), int(zero_point)
     low, high = params.quant_min - zero_point, params.quant_max - zero_point
@@ -197,7 +196,7 @@ class Described:
     """
 
     dtype: str = ""
-    scheme: Literal["", "per_tensor", "per_channel", "dynamic"] = ""
+    scheme: Literal["", "per_tensor", "per_channel", "per_group", "dynamic"] = ""
     axis: int = -1
     scale: float = math.nan
     zero_point: float = math.nan
@@ -302,12 +301,12 @@ def numbers_of(described: Described, seen: ValueStatistics) -> dict[str, Any]:
     }
 
 
-def _scheme(params: QuantParams) -> Literal["", "per_tensor", "per_channel", "dynamic"]:
+def _scheme(params: QuantParams) -> Literal["", "per_tensor", "per_channel", "per_group", "dynamic"]:
     if not params.dtype.startswith(("int", "uint")):
         return ""
     if params.dynamic:
         return "dynamic"
-    return "per_tensor" if params.axis is None else "per_channel"
+    return "per_group" if params.block else "per_tensor" if params.axis is None else "per_channel"
 
 
 def _from_histogram(of: Statistics, held: Histogram) -> dict[str, float]:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import call_under_way, torch_defaults
-from pt2qa._capture.program import Capture
+from pt2qa._capture.program import Capture, export_quantized
 from pt2qa._exclusion import exports
 from pt2qa._graph.agreement import difference
 from pt2qa._graph.annotation import annotated_ops, specs_of
@@ -34,7 +34,7 @@ from pt2qa._graph.handles import (
 )
 from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
-from pt2qa._graph.subclasses import refuse_subclasses
+from pt2qa._graph.subclasses import refuse_subclasses, subclasses_in, with_tensors
 from pt2qa._quantize.calibration import without
 from pt2qa._quantize.deployed import Origin, deployed_note, sliced_inputs, with_slices
 from pt2qa._report.notes import notes_without
@@ -310,12 +310,12 @@ class QuantizedPair:
 @exports
 def pair(
     reference: GraphModule | ExportedProgram | Capture,
-    quantized: GraphModule | ExportedProgram,
+    quantized: GraphModule | ExportedProgram | nn.Module,
     *,
     quantizer: str = "unknown quantizer",
     model: str = "model",
 ) -> QuantizedPair:
-    """Pairs two graphs that were prepared and converted elsewhere.
+    """Pairs two graphs that were prepared and converted elsewhere, or a capture and a model of torchao's ``quantize_``.
 
     Ops are matched by their handles (:func:`pt2qa.capture`, :func:`pt2qa.with_handles`).  Where one of the graphs has
     none, they are matched by what torch notes of where each node comes from (``node.meta["from_node"]``), and where no
@@ -326,7 +326,8 @@ def pair(
         reference: the float graph: the exported program, its ``module()`` or the capture that was quantized, or another
             export of the model.  Batch norms that the quantized graph has folded are folded in a copy.  A prepared
             graph will do: its observers are left out, as torchao's loggers are in both graphs.
-        quantized: what ``convert_pt2e`` returned, or a copy or another export of it.
+        quantized: what ``convert_pt2e`` returned, or a copy or another export of it.  Of torchao's ``quantize_``, the
+            model itself, if ``reference`` is the capture of its float model, or its exported program.
         quantizer: the quantizer's name in reports; that of an installed plug-in also says which backend runs the model.
         model: the model's name in reports.
 
@@ -334,6 +335,7 @@ def pair(
         The pair, which every analysis takes.
 
     Raises:
+        CaptureError: a model that ``quantize_`` made cannot be exported as the capture was.
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
@@ -347,7 +349,7 @@ def pair(
     ['input', 'linear']
     """
     float_graph = as_graph_module("reference", reference)
-    quantized_graph = as_graph_module("quantized", quantized)
+    quantized_graph = as_graph_module("quantized", quantized, reference)
     float_graph, quantized_graph = common_handles("reference", float_graph, "quantized", quantized_graph)
     _check_decomposed(float_graph, quantized_graph)
     _check_is_float(float_graph)
@@ -456,12 +458,19 @@ def check_pair(given: Any) -> None:
     raise SelectionError(f"got a {type(given).__name__}, expected a QuantizedPair. Make one: {how}.")
 
 
-def as_graph_module(side: str, graph: Any) -> GraphModule:
-    """A user's graph without torchao's loggers; anything else is a PairingError, which calls it by its side."""
+def as_graph_module(side: str, graph: Any, other: Any = None) -> GraphModule:
+    """A user's graph without torchao's loggers; anything else is a PairingError, which calls it by its side.
+
+    A model that ``quantize_`` made is exported like the ``other`` side, if that is a capture.
+    """
+    if isinstance(graph, ExportedProgram) and other is not None:
+        graph = with_tensors(graph)
+    elif isinstance(other, Capture) and not isinstance(graph, GraphModule) and subclasses_in(graph):
+        graph = export_quantized(other, graph)
     if isinstance(graph, (Capture, ExportedProgram)):
         graph = graph.module()
+    refuse_subclasses(graph, PairingError)
     if isinstance(graph, GraphModule):
-        refuse_subclasses(graph, PairingError)
         return without(graph, is_logger)
     raise PairingError(
         f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
@@ -517,7 +526,8 @@ def _check_dequantizes(quantized: GraphModule) -> None:
                 raise PairingError(
                     f"the quantized graph is a reference representation: {op_of(node.target)} reads the int8 constant "
                     f"{source.target}, not a dequantize op. Pair what convert_pt2e returns without "
-                    "use_reference_representation, and compare the two with pt2qa.compare_graphs(a, b, batches)."
+                    "use_reference_representation, or what quantize_ makes with a config whose weights are dequantized "
+                    "(Intx...); compare any two models with pt2qa.compare_graphs(a, b, batches)."
                 )
 
 

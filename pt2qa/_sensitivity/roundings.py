@@ -134,7 +134,7 @@ def clamping(params: QuantParams) -> Rounding:
 
 
 def rounding(params: QuantParams) -> Callable[..., Tensor]:
-    """Quantize-dequantize with one scale and zero point, or one per channel, as a converted graph does it.
+    """Quantize-dequantize with one scale and zero point, or one per channel or block, as a converted graph does it.
 
     The function writes to ``out``, if it is given, which may be the value itself, unless its strides differ from those
     that the pair returns, as where its elements share memory.
@@ -161,12 +161,7 @@ def rounding(params: QuantParams) -> Callable[..., Tensor]:
 
 def _limits(params: QuantParams, value: Tensor) -> tuple[Any, Any, Any]:
     """Scale, and the lowest and highest step from zero; numbers, or tensors that broadcast against the value."""
-    scale: Any = params.scale
-    zero_point: Any = params.zero_point
-    if params.axis is not None:
-        shape = [1] * value.dim()
-        shape[params.axis] = -1
-        scale, zero_point = (each.reshape(shape) if isinstance(each, Tensor) else each for each in (scale, zero_point))
+    scale, zero_point = params.along(value)
     return scale, params.quant_min - zero_point, params.quant_max - zero_point
 
 

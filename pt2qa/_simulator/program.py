@@ -32,13 +32,16 @@ class QuantParams:
 
     Attributes:
         dtype: of the quantized values, such as ``int8``; ``float16`` for a value that is stored in half precision.
-        scale: one number, one per channel (1-d float tensor), or None if each batch has its own.
+        scale: one number, one per channel (1-d float tensor), one per block (with as many dimensions as the value has),
+            or None if each batch has its own.
         zero_point: like ``scale``.
         quant_min: smallest integer.
         quant_max: largest integer.
         axis: channel axis; None if the whole tensor has one scale.
         dynamic: whether scale and zero point are computed from each batch.
         slice_axes: the axes along which values share a computed scale; empty if the whole tensor does.
+        block: the size of the blocks that have a scale each, such as (1, 32) of a linear weight in groups; empty if the
+            whole tensor or a channel has one.
     """
 
     dtype: str
@@ -49,6 +52,21 @@ class QuantParams:
     axis: int | None = None
     dynamic: bool = False
     slice_axes: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+
+    def along(self, value: Tensor) -> tuple[Any, Any]:
+        """Scale and zero point: numbers, or tensors that broadcast against a value."""
+        return self._along(self.scale, value), self._along(self.zero_point, value)
+
+    def _along(self, each: Any, value: Tensor) -> Any:
+        if not isinstance(each, Tensor) or each.numel() == 1:
+            return each
+        each = each.to(value.device)
+        if self.axis is not None:
+            return each.reshape([-1 if axis == self.axis % value.dim() else 1 for axis in range(value.dim())])
+        for axis, size in enumerate(self.block):
+            each = each.repeat_interleave(size, axis) if size > 1 else each
+        return each
 
     @property
     def largest_scale(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.operator_schemas import normalize_function
 
 from pt2qa._graph.handles import attribute_of
+from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import OpOverload, OpOverloadPacket, overload_name
 from pt2qa._simulator.program import QuantParams
 
@@ -84,7 +86,7 @@ def _overload(node: Node) -> OpOverload:
 
 def chosen_by(node: Node) -> Node | None:
     """The ``choose_qparams`` node of a dynamic quantize node, if it reads the same value that is quantized."""
-    picks = [arg for arg in node.args[1:3] if isinstance(arg, Node) and arg.target is operator.getitem]
+    picks = [arg for arg in node.args[1:] if isinstance(arg, Node) and arg.target is operator.getitem]
     if len(picks) != 2:
         return None
     sources = {pick.args[0] for pick in picks}
@@ -102,14 +104,14 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
     arguments = normalize_function(_overload(node), node.args, node.kwargs, normalize_to_only_use_kwargs=True)
     named: dict[str, Any] = dict(arguments.kwargs) if arguments is not None else {}
     dtype = next(
-        (named[key] for key in ("output_dtype", "input_dtype", "dtype") if isinstance(named.get(key), torch.dtype)),
+        (named[key] for key in ("input_dtype", "dtype", "output_dtype") if isinstance(named.get(key), torch.dtype)),
         None,
     )
     given = named.get("scale", named.get("scales")), named.get("zero_point", named.get("zero_points"))
     scale, zero_point = (constant(value) if isinstance(value, Node) else value for value in given)
     if _op_name(node).endswith("quantize_per_tensor") and isinstance(scale, Tensor) and isinstance(zero_point, Tensor):
         scale, zero_point = float(scale), int(zero_point)
-    return QuantParams(
+    params = QuantParams(
         dtype=str(dtype).removeprefix("torch."),
         scale=scale,
         zero_point=zero_point,
@@ -119,6 +121,35 @@ def read_params(node: Node, constant: Callable[[Node], Any]) -> QuantParams:
         dynamic=scale is None and not is_half_cast(node),
         slice_axes=tuple(named.get("axes", ())),
     )
+    shape = tuple(node.meta[VALUE].shape) if VALUE in node.meta else ()
+    if "block_size" in named:
+        return _in_blocks(params, tuple(named["block_size"]), shape)
+    if "group_size" in named:
+        return _in_blocks(params, (*[1] * (len(shape) - 1), named["group_size"]), shape)
+    return params
+
+
+def _in_blocks(params: QuantParams, block: tuple[Any, ...], shape: tuple[Any, ...]) -> QuantParams:
+    """The parameters of a value with a scale for each block: per tensor or per channel where blocks are that.
+
+    An integer type narrower than that of the tensor is named by its range, such as ``int4`` for -8..7.
+    """
+    levels = params.quant_max - params.quant_min
+    narrow = f"{'uint' if params.quant_min >= 0 else 'int'}{levels.bit_length()}"
+    params = replace(params, dtype=narrow if 0 < levels.bit_length() < 8 else params.dtype)
+    whole = tuple(axis for axis, (size, own) in enumerate(zip(shape, block, strict=True)) if size == own)
+    if not isinstance(params.scale, Tensor) or not all(isinstance(size, int) for size in shape):
+        unknown = replace(params, scale=None, zero_point=None, dynamic=True)
+        return replace(unknown, slice_axes=() if len(whole) == len(shape) else whole)
+    blocks = [size // own for size, own in zip(shape, block, strict=True)]
+    zero_point = torch.zeros(1) if params.zero_point is None else torch.as_tensor(params.zero_point)
+    scale, zero_point = params.scale.reshape(blocks), zero_point.long().broadcast_to(params.scale.shape).reshape(blocks)
+    if scale.numel() == 1:
+        return replace(params, scale=float(scale), zero_point=int(zero_point))
+    channels = [axis for axis, (count, size) in enumerate(zip(blocks, shape, strict=True)) if count == size > 1]
+    if len(channels) == 1 and len(whole) == len(shape) - 1:
+        return replace(params, scale=scale.flatten(), zero_point=zero_point.flatten(), axis=channels[0])
+    return replace(params, scale=scale, zero_point=zero_point, block=block)
 
 
 def strip_quantization(graph_module: GraphModule) -> GraphModule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def converted_site(quantize: Node, dequantize: Node, tensor: Callable[[Node], An
 
         def dynamic(x: Tensor, *, out: Tensor | None = None, stats: RoundingStats | None = None) -> Any:
             chosen = _call(choose, x)
-            return _call(dequantize, _call(quantize, x, *chosen, skip=3), *chosen, skip=3)
+            return _with(chosen, dequantize, _with(chosen, quantize, x))
 
         return dynamic
     forth, back = torch.fx.map_arg((quantize.args[1:], dequantize.args[1:]), tensor)
@@ -63,6 +63,13 @@ def _call(node: Node, *values: Any, skip: int = 1) -> Any:
     """Runs a node's op on ``values``, followed by its own arguments from number ``skip`` on."""
     function: Callable[..., Any] = node.target  # type: ignore[assignment]
     return function(*values, *node.args[skip:], **node.kwargs)
+
+
+def _with(chosen: Sequence[Any], node: Node, value: Any) -> Any:
+    """Runs a node's op on a value, with a scale and zero point that were just computed."""
+    args = (chosen[int(str(arg.args[1]))] if isinstance(arg, Node) else arg for arg in node.args[1:])
+    function: Callable[..., Any] = node.target  # type: ignore[assignment]
+    return function(value, *args, **node.kwargs)
 
 
 def _static(scale: float, zero_point: int, low: int, high: int, x: Tensor, **options: Any) -> Tensor:

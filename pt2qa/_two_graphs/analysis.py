@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
+from pt2qa._capture.program import Capture
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import kind_of
 from pt2qa._graph.handles import OpName
 from pt2qa._graph.internals.executorch import aten_op, is_delegate
 from pt2qa._graph.internals.torch import pytree, storage_number
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
+from pt2qa._graph.subclasses import with_tensors
 from pt2qa._layers.comparison import Row, compared
 from pt2qa._layers.sums import Totals, packed, tables
 from pt2qa._metrics import error_sums
@@ -43,7 +45,7 @@ from pt2qa._two_graphs.report import LOST, GraphReport
 from pt2qa._two_graphs.values import plan_values
 from pt2qa.errors import PairingError, SimulationError
 
-Graph = GraphModule | ExportedProgram
+Graph = GraphModule | ExportedProgram | Capture | nn.Module
 
 _SIDES: Final[dict[str, Literal["a", "b", "graphs"]]] = {"reference": "a", "quantized": "b", "both": "graphs"}
 """What a report of two graphs calls the sides of a comparison."""
@@ -71,7 +73,8 @@ def compare_graphs(
 
     Args:
         a: a graph; it is not changed.
-        b: another graph of the same model; it is not changed.
+        b: another graph of the same model; it is not changed.  If one graph is a capture, the other may be what
+            torchao's ``quantize_`` made of its model.
         batches: iterable of batches, consumed once.
         prefixes: module paths (``layer1``) or op names; only ops under them are compared.
         ops: op types as in :func:`pt2qa.compare_layers`; only these are compared.
@@ -97,7 +100,7 @@ def compare_graphs(
     >>> pt2qa.compare_graphs(converted, exported, [x]).summary().splitlines()[0]
     'The graphs agree bit for bit: 4 values and the output are equal.'
     """
-    graphs = common_handles("first", _runnable("first", a), "second", _runnable("second", b))
+    graphs = common_handles("first", _runnable("first", a, b), "second", _runnable("second", b, a))
     comparison = _Comparison(*graphs, prefixes, ops, mask)
     data = Data("batches", batches, inputs_of, mask, progress)
     notes = accumulate(comparison, data, title="compare graphs", purpose="compare on")
@@ -105,10 +108,11 @@ def compare_graphs(
     return comparison.report(notes, model)
 
 
-def _runnable(which: str, given: Graph) -> GraphModule:
+def _runnable(which: str, given: Graph, other: Graph) -> GraphModule:
     """A copy of a graph that runs here: ops of torch, and no observer that would see the batches."""
-    given = given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
-    graph = without(as_graph_module(which, given), lambda module: is_observer(module) and not is_fake_quantize(module))
+    given = with_tensors(given).module(check_guards=False) if isinstance(given, ExportedProgram) else given
+    graph = as_graph_module(which, given, other)
+    graph = without(graph, lambda module: is_observer(module) and not is_fake_quantize(module))
     graph = GraphModule(graph, copy.deepcopy(graph.graph))
     for node in graph.graph.nodes:
         if node.op == "call_function":

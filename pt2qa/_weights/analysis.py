@@ -131,7 +131,10 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
     sums, axis = by_channel.total, params.axis if params is not None else None
     worst, worst_sqnr, dead = _worst(by_channel, channels)
     scales = params.largest_scale if params is not None else math.nan
-    notes = (UNQUANTIZED if params is None else "", f"read by {readers} ops" if readers > 1 else "", sums.reason)
+    groups = (
+        f"a scale for each block of {'x'.join(map(str, params.block))}" if params is not None and params.block else ""
+    )
+    notes = (UNQUANTIZED if params is None else groups, f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
         handle=constant.handle,
         name=constant.reader,
@@ -150,7 +153,7 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
         cosine=sums.cosine,
         l1=sums.l1,
         atol=sums.atol,
-        max_lsb=_max_lsb(params, by_channel),
+        max_lsb=_max_lsb(params, constant, by_channel),
         ref_min=sums.ref_min,
         quant_min=sums.quant_min,
         ref_max=sums.ref_max,
@@ -206,10 +209,13 @@ def _worst(sums: WeightSums, axis: int | None) -> tuple[int, float, int]:
     return worst, value, dead
 
 
-def _max_lsb(params: QuantParams | None, sums: WeightSums) -> float:
-    """Largest error in integer steps, each channel in its own scale."""
+def _max_lsb(params: QuantParams | None, constant: Constant, sums: WeightSums) -> float:
+    """Largest error in integer steps, each channel or block in its own scale."""
     if params is None or params.scale is None or not sums.count:
         return math.nan
+    if params.block:
+        scale, _ = params.along(constant.reference)
+        return float(((constant.quantized - constant.reference).detach().double() / scale).abs().max())
     scale = torch.as_tensor(params.scale, dtype=torch.float64, device="cpu")
     if scale.numel() > 1 and params.axis is None:
         return math.nan

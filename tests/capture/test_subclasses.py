@@ -1,4 +1,4 @@
-"""Models of torchao's ``quantize_`` have weights without memory of their own: refused by name wherever they enter."""
+"""Models of torchao's ``quantize_`` have weights without memory of their own: refused by name but in a pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pt2qa
 from tests.models import Linears
 
 X = torch.linspace(-1, 1, 64).reshape(4, 16)
-WHAT = r"weight is a tensor subclass, torchao\..*Int8Tensor \(1 more like it\), .* Pass the float model, before"
+WHAT = r"weight is a tensor subclass, torchao\..*Int8Tensor \(1 more like it\), .* Capture the float model, as it was"
 
 
 @functools.cache
@@ -43,7 +43,11 @@ ENTRANCES: dict[str, tuple[type[pt2qa.Pt2qaError], Callable[[nn.Module, Exported
     "profile of the graph": (pt2qa.CaptureError, lambda model, program: pt2qa.profile(program.module(), [X])),
     "pair, reference": (pt2qa.PairingError, lambda model, program: pt2qa.pair(program, pair().quantized)),
     "pair, quantized": (pt2qa.PairingError, lambda model, program: pt2qa.pair(pair().reference, program.module())),
-    "compare_graphs, a": (pt2qa.PairingError, lambda model, program: pt2qa.compare_graphs(program, program, [X])),
+    "pair of the model": (pt2qa.PairingError, lambda model, program: pt2qa.pair(pair().reference, model)),
+    "compare_graphs, a": (
+        pt2qa.PairingError,
+        lambda model, program: pt2qa.compare_graphs(program.module(), pair().reference, [X]),
+    ),
     "compare_graphs, b": (
         pt2qa.PairingError,
         lambda model, program: pt2qa.compare_graphs(pair().reference, program.module(), [X]),

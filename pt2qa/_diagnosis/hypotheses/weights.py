@@ -152,11 +152,7 @@ def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
     params = site.params
     assert params.scale is not None, "weights have fixed scales"
     assert params.zero_point is not None, "as above"
-    shape = [-1 if axis == params.axis else 1 for axis in range(reference.dim())]
-    scale, zero = (
-        each.view(shape) if isinstance(each, Tensor) and each.dim() == 1 and params.axis is not None else each
-        for each in (params.scale, params.zero_point)
-    )
+    scale, zero = params.along(reference)
     apart = (quantized - reference).abs_().div_(scale)
     if not apart.numel() or apart.amax() <= CHANGED_STEPS:  # then clamped weights are not apart either
         return 0.0
@@ -166,12 +162,14 @@ def _steps_apart(site: Site, reference: Tensor, quantized: Tensor) -> float:
 
 def _per_tensor(case: Case, index: int) -> bool:
     constant = case.constants[index]
-    return case.pair.sites[index].params.axis is None and weight_axis(constant) is not None
+    params = case.pair.sites[index].params
+    return params.axis is None and not params.block and weight_axis(constant) is not None
 
 
 def _scheme(site: Site) -> str:
     params = site.params
     where = "per tensor" if params.axis is None else f"per channel of axis {params.axis}"
+    where = f"in blocks of {'x'.join(map(str, params.block))}" if params.block else where
     return f"{params.dtype} {params.quant_min}..{params.quant_max} {where}"
 
 
