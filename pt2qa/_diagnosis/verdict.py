@@ -116,16 +116,16 @@ def next_command(search: Search, after: Outcome | None, *, interrupted: bool) ->
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
-    if search.case.judge.recipe is None:  # no search can quantize it again
-        return search.rows[0].remedy if search.rows else "pt2qa.sensitivity(pair, batches)"
-    target = search_target(search, after)
+    target, recipe = search_target(search, after), search.case.judge.recipe
+    if recipe is None and not search.rows and target is not None:  # no search can quantize it again
+        return "pt2qa.sensitivity(pair, batches)"
     if not search.rows and search.repair_helps and search.needed is None:
         return "pt2qa.repair(pair, batches)"
-    if target is not None:
+    if target is not None and recipe is not None:
         return f"pt2qa.reconfigure(pair, batches, target={target:g})"
     if not search.rows:
         return ""
-    recipe, state = search.case.judge.recipe, search.state
+    state = search.state
     if recipe is None or not state.made_of_edits or not (state.requantizes or state.floats):
         return search.rows[0].remedy
     plugin = with_options(recipe.plugin, dict(state.options))

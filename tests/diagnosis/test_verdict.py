@@ -203,11 +203,13 @@ def test_what_to_call_next() -> None:
 
     assert of(searched(poor), interrupted=True) == "pt2qa.diagnose(pair, batches)"
     assert of(searched(now)) == ""
-    assert of(searched(poor, repair_helps=True)) == "pt2qa.repair(pair, batches)"
-    assert of(searched(poor)) == "pt2qa.reconfigure(pair, batches, target=16)"
+    assert of(searched(poor, recipe=known, repair_helps=True)) == "pt2qa.repair(pair, batches)"
+    assert of(searched(poor, recipe=known)) == "pt2qa.reconfigure(pair, batches, target=16)"
     assert of(searched(of_db(20.0))) == ""
-    assert of(searched(poor, 25.0, target=Target(25.0), repair_helps=True)).endswith("target=25)")
-    assert of(searched(poor, 25.0, row(), target=Target(25.0)), of_db(24.0)).endswith("target=25)")
+    assert of(searched(poor)) == "pt2qa.sensitivity(pair, batches)"  # made elsewhere: no search quantizes it again
+    assert of(searched(poor, 25.0, recipe=known, target=Target(25.0), repair_helps=True)).endswith("target=25)")
+    assert of(searched(poor, 25.0, row(), recipe=known, target=Target(25.0)), of_db(24.0)).endswith("target=25)")
+    assert of(searched(poor, 25.0, row(), target=Target(25.0)), of_db(24.0)) == "the remedy"
     assert of(searched(poor, 25.0, row(), target=Target(25.0), repair_helps=True), of_db(25.0)) == "the remedy"
     quantize = "pt2qa.quantize(capture, "
     assert of(searched(poor, None, row(), recipe=known)) == "the remedy"  # nothing to quantize with
