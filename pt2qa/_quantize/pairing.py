@@ -313,7 +313,7 @@ def pair(
     quantized: GraphModule | ExportedProgram | nn.Module,
     *,
     quantizer: str = "unknown quantizer",
-    model: str = "model",
+    model: str | None = None,
 ) -> QuantizedPair:
     """Pairs two graphs that were prepared and converted elsewhere, or a capture and a model of torchao's ``quantize_``.
 
@@ -329,7 +329,7 @@ def pair(
         quantized: what ``convert_pt2e`` returned, or a copy or another export of it.  Of torchao's ``quantize_``, the
             model itself, if ``reference`` is the capture of its float model, or its exported program.
         quantizer: the quantizer's name in reports; that of an installed plug-in also says which backend runs the model.
-        model: the model's name in reports.
+        model: the model's name in reports; None: the capture's, else ``model``.
 
     Returns:
         The pair, which every analysis takes.
@@ -359,7 +359,7 @@ def pair(
         quantized=quantized_graph,
         names=names_of(float_graph),
         quantizer=quantizer,
-        model=model,
+        model=model or (reference.model if isinstance(reference, Capture) else "model"),
         float_graph=float_graph,
         plugin=available().get(quantizer.partition(":")[0]),
     )

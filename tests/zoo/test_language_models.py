@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
 
 import pt2qa
 from tests.padded_prompts import padded, with_garbage
@@ -67,6 +69,24 @@ def test_prompts_of_unequal_length_make_one_report(architecture: Architecture, q
     assert {row.batch: row.value for row in cases.rows} == {
         place: pytest.approx(pooled(pair, [prompt]), abs=1e-4) for place, prompt in enumerate(data)
     }
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_quantize_makes_is_paired_op_by_op(architecture: Architecture) -> None:
+    capture, data = captured(architecture), prompts(LENGTHS)
+    assert capture.eager is not None
+    transformed = copy.deepcopy(capture.eager)
+    quantize_(transformed, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)))
+    pair = pt2qa.pair(capture, transformed, quantizer="8da4w")
+    assert pair.pairing.unpaired == ()
+    assert all(torch.equal(pair.quantized(prompt), transformed(prompt)) for prompt in data)
+    report = pt2qa.compare_layers(pair, data, progress=False)
+    with torch.no_grad():
+        both = [torch.cat([net(prompt).flatten() for prompt in data]) for net in (capture.eager, transformed)]
+    assert report.sqnr == pytest.approx(pt2qa.sqnr(*both), abs=1e-4)
+    ranked = pt2qa.sensitivity(pair, data, progress=False)
+    linears = {name.name for name in pair.names.values() if name.op == "linear"}
+    assert {row.name for row in ranked.rows if row.kind == "weight"} == linears
 
 
 class Padded(nn.Module):
