@@ -433,6 +433,12 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
+@pytest.mark.parametrize("batch", [{"a": torch.ones(1), 1: torch.ones(1)}, {"a", "b"}, 1j])
+def test_inputs_that_a_report_cannot_hold_are_refused_by_their_type(batch: Any) -> None:
+    with pytest.raises(pt2qa.BatchError, match=f"an input is a {type(batch).__name__}, which a report cannot hold"):
+        stored(CaseBatch([batch], 9, 1), (4, -1))
+
+
 def test_a_deep_structure_is_read_to_the_last_level_that_is_allowed() -> None:
     def nested(levels: int) -> str:
         return '{"list": [' * levels + '{"value": 1}' + "]}" * levels
@@ -588,8 +594,10 @@ def test_inputs_must_fit_their_description_to_the_last_byte() -> None:
     nothing = {"3/1/0": np.zeros((2**31, 0), np.float32)}
     with pytest.raises(pt2qa.ReportError, match="3 repeats of its inputs would take"):
         replace(found, cases=(replace(found.cases[0], repeats=3),), inputs=nothing)
-    plain = replace(found, cases=(StoredCase(3, 1, 25, 4, '{"value": 3}'),), inputs={})
-    assert plain.batch() == 3
+    plain = StoredCase(3, 1, 25, 2**32, '{"value": 3}')
+    assert replace(found, cases=(plain,), inputs={}).batch() == 3
+    with pytest.raises(pt2qa.ReportError, match=f"{2**32 + 1} repeats of its inputs would take {2**32 + 1} bytes"):
+        replace(found, cases=(replace(plain, repeats=2**32 + 1),), inputs={})
     with pytest.raises(pt2qa.ReportError, match="the inputs of sample 2 of batch 3 are not in the report"):
         found.batch(CaseRow("sqnr", "b", 1, 8.0, 3, 2, 25))
     with pytest.raises(pt2qa.ReportError, match="the inputs of sample 1 of batch 2 are not in the report"):
