@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
+from pt2qa._bad_cases import rows
 from pt2qa._bad_cases.case_batches import CaseBatch, Feedback, copied, cut, stored
 from pt2qa._bad_cases.case_metrics import (
     BUILT_IN,
@@ -119,6 +120,7 @@ def test_large_samples_complex_ones_and_those_without_elements_are_summed_one_by
         both(2, LARGE),
         both(2, LARGE - 1),
         tuple(torch.view_as_complex(x) for x in both(2, 3, 2)),
+        (torch.ones(2, 3), torch.ones(2, 3) + 1j),
     ):
         sums = OutputPair("output", reference, quantized, 0).sums
         noise = (reference - quantized).abs().double().square().sum(1)
@@ -556,6 +558,10 @@ def test_cases_come_worst_first_each_once_and_by_ranking() -> None:
         f"{of}, by value",
     ]
     assert repr(found) == "<BadCases of Net, xnnpack: 3 cases of 64 samples, 2 rankings>"
+
+
+def test_the_first_position_is_shown_and_none_is_blank() -> None:
+    assert [rows._position(value) for value in (-1, 0, 1)] == ["", "0", "1"]
 
 
 def test_values_have_the_unit_and_direction_of_their_ranking() -> None:
