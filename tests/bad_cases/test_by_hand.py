@@ -121,6 +121,7 @@ def test_large_samples_complex_ones_and_those_without_elements_are_summed_one_by
         both(2, LARGE - 1),
         tuple(torch.view_as_complex(x) for x in both(2, 3, 2)),
         (torch.ones(2, 3), torch.ones(2, 3) + 1j),
+        (torch.ones(2, 3) + 1j, torch.ones(2, 3)),
     ):
         sums = OutputPair("output", reference, quantized, 0).sums
         noise = (reference - quantized).abs().double().square().sum(1)
