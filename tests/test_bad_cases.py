@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.report import SetApart
 from tests.flows import direct_sqnr, quantized_pair, residual_pair
 from tests.models import KeywordInputs, Linears, NestedOutputs, Recurrent, images, residual
@@ -264,6 +266,12 @@ def test_an_interrupted_batch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
 # -- metrics and post-processing --------------------------------------------------------------------------------------
 
 
+def test_samples_are_counted_also_where_batches_are_ranked_whole() -> None:
+    pair, axes = residual_pair(), (0, None, 3, 4)
+    counted = [found(pair, BATCHES[:2], batch_axis=axis).samples for axis in axes]
+    assert counted == [4, 4, 16, 2]
+
+
 def test_equal_samples_rank_by_their_order() -> None:
     pair = residual_pair()
     batch = BATCHES[0]
@@ -452,6 +460,28 @@ def test_an_empty_batch_is_counted_and_several_of_them_alone_are_an_error(dynami
     assert "batch 2: no samples" in str(report)
     with pytest.raises(pt2qa.BatchError, match=r"every batch is empty \(2 read\)\. Pass batches with samples\."):
         found(pair, [empty, empty])
+
+
+def test_a_batch_without_samples_is_not_empty_where_the_reference_alone_gives_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cache that starts empty is the first input, so the batch has no sample along its axis."""
+
+    class Cached(nn.Module):
+        def forward(self, cache: Tensor, x: Tensor) -> Tensor:
+            return torch.cat([cache, x]) + 1
+
+    size = {0: torch.export.Dim("size")}
+    pair = quantized_pair(Cached(), (torch.rand(3, 4), torch.rand(2, 4)), dynamic_shapes=(size, None))
+    right = Verification.run
+
+    def overflowing(*given: Any) -> Outputs:
+        outputs = right(*given)
+        return replace(outputs, quantized=[value * math.inf for value in outputs.quantized])
+
+    monkeypatch.setattr(Verification, "run", overflowing)
+    batches = [(torch.rand(size, 4), torch.rand(2, 4) + 1) for size in (0, 3)]
+    assert [(apart.batch, apart.what) for apart in found(pair, batches).set_apart] == [(0, "infinite"), (1, "infinite")]
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -102,6 +102,35 @@ def test_an_argmax_of_ones_own_is_masked_too(pair: pt2qa.QuantizedPair) -> None:
     assert {row.index: row.first_wrong for row in report.rows} == first
 
 
+def test_positions_count_along_any_axis_and_along_the_first_two_after_post_processing(
+    pair: pt2qa.QuantizedPair,
+) -> None:
+    class Turned(Running):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": super().forward(input_ids, attention_mask)["logits"].transpose(1, 2)}
+
+    torch.manual_seed(0)
+    turned = quantized(Turned(), "xnnpack")
+    back = {"post_process": lambda outputs: outputs["logits"].transpose(1, 2)}
+    expected, *others = (
+        [row.value for row in masked(each, [padded(prompts())], metric="l1", **options).rows]
+        for each, options in ((pair, {}), (turned, {}), (turned, back))
+    )
+    assert others == [pytest.approx(expected)] * 2
+
+
+def test_outputs_that_cannot_be_masked_are_noted_unless_they_are_post_processed() -> None:
+    class Total(Running):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            found = super().forward(input_ids, attention_mask)
+            return {**found, "total": found["logits"].sum((0, 1))}
+
+    total, said = quantized(Total(), "xnnpack"), "1 of 2 outputs"
+    assert any(said in note for note in masked(total, [padded(prompts())]).notes)
+    own = masked(total, [padded(prompts())], post_process=lambda outputs: outputs["logits"])
+    assert not any(said in note for note in own.notes)
+
+
 def test_a_value_whose_positions_are_not_its_second_axis_names_none() -> None:
     keep, reference = torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 4, 3)
     output = OutputPair("output", reference, 2 * reference, 0, layout=Layout(0, (2,)), keep=keep)

@@ -73,7 +73,9 @@ class BadCases(ModelReport):
             if case.repeats < 1:
                 raise ReportError(f"case {(case.batch, case.sample)}: repeats is {case.repeats}, expected 1 or more")
             names = check_structure(case.structure, (case.batch, case.sample), self.inputs)
-            largest = max((max(self.inputs[name].nbytes, *self.inputs[name].shape, 1) for name in names), default=1)
+            largest = max(
+                [1, *(size for name in names for size in (self.inputs[name].nbytes, *self.inputs[name].shape))]
+            )
             if case.repeats * largest > LARGEST:
                 raise ReportError(
                     f"case {(case.batch, case.sample)}: {case.repeats} repeats of its inputs would take "

@@ -203,10 +203,7 @@ class _Search:
     def _take(self, step: _Step, outputs: Outputs) -> None:
         graph = self.pair.quantized
         reference, quantized = structured(graph, outputs.reference), structured(graph, outputs.quantized)
-        tensors = [value for value in step.reference if isinstance(value, Tensor)]
-        sizes = (int(each.shape[self.axis]) for each in tensors if self.axis is not None and each.dim() > self.axis)
-        size = next(sizes, 1)
-        samples = size if self.axis is not None else count_samples(step.reference)
+        samples = count_samples(step.reference, self.axis or 0)
         if is_empty(samples, reference):
             self._take_empty()
             return
@@ -221,7 +218,7 @@ class _Search:
         if kept is not None:
             keep, processed = kept.keep, self.post_process is not None
             layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
-        pairs = list(output_pairs(reference, quantized, self.axis, size, layouts, keep))
+        pairs = list(output_pairs(reference, quantized, self.axis, samples, layouts, keep))
         scored = [(output, each.name, each.worst, each.scores(output)) for output in pairs for each in self.metrics]
         counts = {}
         if step.targets is not None:
@@ -233,7 +230,7 @@ class _Search:
             for output, metric, worst, scores in scored
         }
         found = self.found.merge(Found(standings, counts, 1, samples, apart, ranges))
-        cases = self._cases(found, step, size)
+        cases = self._cases(found, step, samples)
         # All at once, so that an interrupted batch leaves no trace.
         self.found, self.states, self.cases = found, states, cases
 

@@ -245,8 +245,8 @@ class Search:
         gains = [each.gain_over(self.quality) for each in self.bounds.values()]
         of_metric = self.quality.of_metric
         known = (each.middle if of_metric else each.value for each in gains)
-        best = max((each for each in known if not math.isnan(each)), default=0.0)
-        return sqnr + best if best >= BIT and self.worth.pays(sqnr, best, 0.0, is_fault=False) else None
+        much = (each for each in known if each >= BIT and self.worth.pays(sqnr, each, 0.0, is_fault=False))
+        return max((sqnr + each for each in much), default=None)
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""

@@ -137,7 +137,7 @@ def sensitivity(
             if method == "auto" and not alone:
                 items = analysis.agree(items)
             # A batch may take long, so the bar counts runs.
-            read = Data("batches", items, progress=False)
+            read = Data("batches", items)
             interrupted = accumulate(analysis, read, title="", purpose="measure on")
         except (NoBatchError, KeyboardInterrupt):
             everywhere(0)

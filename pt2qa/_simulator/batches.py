@@ -85,9 +85,9 @@ def _call_spec(graph_module: GraphModule) -> Any:
     return spec if spec.child(0).type is tuple and spec.child(1).type is dict else None
 
 
-def count_samples(values: list[Any]) -> int:
-    """Length of the first axis of the first tensor that has one; 1 if none does."""
-    return next((int(value.shape[0]) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+def count_samples(values: list[Any], axis: int = 0) -> int:
+    """Length of an axis of the first tensor that has it; 1 if none does."""
+    return next((int(value.shape[axis]) for value in values if isinstance(value, Tensor) and value.dim() > axis), 1)
 
 
 def has_no_element(values: Sequence[Any]) -> bool:

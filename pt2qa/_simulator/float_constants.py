@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._graph.internals.torch import version_of
-from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.strides import copied_together
 
@@ -170,15 +171,13 @@ def run_on_constants(node: Node, value_of: Callable[[Node], Any], *first: Any) -
 
 def _reader_keys(graph_module: GraphModule) -> dict[Node, _Key]:
     keys: dict[Node, _Key] = {}
-    counts: Counter[str] = Counter()
+    orders = defaultdict[str, Iterator[int]](itertools.count)
     for node in graph_module.graph.nodes:
         if node.op == "output":
             keys[node] = "output"
-        elif node.op == "call_function" and (handle := handle_of(node)) is not None:
-            keys[node] = handle
-        elif node.op == "call_function" and not quant_ops.is_quantization(node):
-            keys[node] = (str(node.target), counts[str(node.target)])
-            counts[str(node.target)] += 1
+        elif node.op == "call_function":
+            handle, kind = handle_of(node), str(node.target)
+            keys[node] = (kind, next(orders[kind])) if handle is None else handle
     return keys
 
 

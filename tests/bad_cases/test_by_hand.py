@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
+from pt2qa._bad_cases import rows
 from pt2qa._bad_cases.case_batches import CaseBatch, Feedback, copied, cut, stored
 from pt2qa._bad_cases.case_metrics import (
     BUILT_IN,
@@ -119,6 +120,8 @@ def test_large_samples_complex_ones_and_those_without_elements_are_summed_one_by
         both(2, LARGE),
         both(2, LARGE - 1),
         tuple(torch.view_as_complex(x) for x in both(2, 3, 2)),
+        (torch.ones(2, 3), torch.ones(2, 3) + 1j),
+        (torch.ones(2, 3) + 1j, torch.ones(2, 3)),
     ):
         sums = OutputPair("output", reference, quantized, 0).sums
         noise = (reference - quantized).abs().double().square().sum(1)
@@ -433,6 +436,12 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
+@pytest.mark.parametrize("batch", [{"a": torch.ones(1), 1: torch.ones(1)}, {"a", "b"}, 1j])
+def test_inputs_that_a_report_cannot_hold_are_refused_by_their_type(batch: Any) -> None:
+    with pytest.raises(pt2qa.BatchError, match=f"an input is a {type(batch).__name__}, which a report cannot hold"):
+        stored(CaseBatch([batch], 9, 1), (4, -1))
+
+
 def test_a_deep_structure_is_read_to_the_last_level_that_is_allowed() -> None:
     def nested(levels: int) -> str:
         return '{"list": [' * levels + '{"value": 1}' + "]}" * levels
@@ -552,6 +561,10 @@ def test_cases_come_worst_first_each_once_and_by_ranking() -> None:
     assert repr(found) == "<BadCases of Net, xnnpack: 3 cases of 64 samples, 2 rankings>"
 
 
+def test_the_first_position_is_shown_and_none_is_blank() -> None:
+    assert [rows._position(value) for value in (-1, 0, 1)] == ["", "0", "1"]
+
+
 def test_values_have_the_unit_and_direction_of_their_ranking() -> None:
     mixed, single = report(ROWS, RANKINGS), report(ROWS[:2], RANKINGS[:1])
     (value,) = [each for each in mixed.columns() if each.name == "value"]
@@ -588,8 +601,10 @@ def test_inputs_must_fit_their_description_to_the_last_byte() -> None:
     nothing = {"3/1/0": np.zeros((2**31, 0), np.float32)}
     with pytest.raises(pt2qa.ReportError, match="3 repeats of its inputs would take"):
         replace(found, cases=(replace(found.cases[0], repeats=3),), inputs=nothing)
-    plain = replace(found, cases=(StoredCase(3, 1, 25, 4, '{"value": 3}'),), inputs={})
-    assert plain.batch() == 3
+    plain = StoredCase(3, 1, 25, 2**32, '{"value": 3}')
+    assert replace(found, cases=(plain,), inputs={}).batch() == 3
+    with pytest.raises(pt2qa.ReportError, match=f"{2**32 + 1} repeats of its inputs would take {2**32 + 1} bytes"):
+        replace(found, cases=(replace(plain, repeats=2**32 + 1),), inputs={})
     with pytest.raises(pt2qa.ReportError, match="the inputs of sample 2 of batch 3 are not in the report"):
         found.batch(CaseRow("sqnr", "b", 1, 8.0, 3, 2, 25))
     with pytest.raises(pt2qa.ReportError, match="the inputs of sample 1 of batch 2 are not in the report"):

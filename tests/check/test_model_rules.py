@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 
 import pt2qa
 from pt2qa.report import Finding
+from tests.check.quantizers import INT8, WEIGHT, Annotates
 from tests.models import Conditional, Recurrent, SharedConv, images, randomize_batch_norms, residual
 
 RULES = (
@@ -225,6 +227,18 @@ def test_trap_14_ops_behind_a_functional_relu_are_named_with_the_reason() -> Non
             "the quantizer looks for exactly ReLU (strict=False writes no source_fn_stack)",
         ),
     ]
+
+
+def test_a_source_that_torch_export_wrote_is_named_with_what_the_quantizer_looks_for() -> None:
+    model = module(lambda self, x: self.last(torch.cat([torch.relu(self.a(x)), self.b(x).relu()], 1)), a=conv())
+    model.add_module("b", conv())
+    model.add_module("last", conv(8))
+    _, row = found("plain-program", exported(model, images(), strict=True), quantizer="x86")
+    assert (row.name, row.why) == (
+        "cat",
+        "it is quantized only next to a quantized op; for the relu there, source_fn_stack says relu, the quantizer "
+        "looks for ReLU",
+    )
 
 
 def test_trap_28_exact_class_names() -> None:
@@ -640,6 +654,16 @@ def test_trap_39_a_quantizer_that_takes_some_calls_only_is_a_warning() -> None:
     assert (row.severity, row.name) == ("warning", "a")
     assert row.why == "called 2 times, and xnnpack quantizes the weights in 1 of these calls only"
     assert found("shared-module", model, x, quantizer="x86")[0].severity == "note"
+
+
+def test_a_call_of_which_only_the_activations_are_rounded_does_not_count_as_taken() -> None:
+    def annotate(nodes: dict[str, Node]) -> dict[Node, tuple[dict[Node, Any], Any]]:
+        (x, weight), y = nodes["linear"].all_input_nodes[:2], nodes["tanh"]
+        return {nodes["linear"]: ({x: INT8, weight: WEIGHT}, None), nodes["linear_1"]: ({y: INT8}, None)}
+
+    model = module(lambda self, x: self.a(self.a(x).tanh()), a=nn.Linear(4, 4, bias=False))
+    (row,) = found("shared-module", model, torch.randn(2, 4), quantizer=Annotates(annotate))
+    assert (row.severity, row.why.partition(" in ")[2]) == ("warning", "1 of these calls only")
 
 
 def test_trap_27_tied_and_shared_weights() -> None:

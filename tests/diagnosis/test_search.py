@@ -17,7 +17,7 @@ from pt2qa._diagnosis.analysis import _needed
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
-from pt2qa._diagnosis.search import ALIKE, COSTLY, HIDDEN, NATURAL, Search, _how, _source, _too_little
+from pt2qa._diagnosis.search import ALIKE, BIT, COSTLY, HIDDEN, NATURAL, Search, _how, _source, _too_little
 from pt2qa._diagnosis.worth import Worth
 from pt2qa._repair.guard import Method
 from pt2qa._simulator.data import Data
@@ -661,6 +661,26 @@ def test_a_bit_is_a_quarter_of_the_noise(search: Search, left: float, bit: bool,
     made.bounds = {"fitted": made.case.judge.outcome(remedy("range", "a").treatment)}
     assert (made.out_of_reach is not None) == bit
     assert made._ranges_at_fault() == half
+
+
+@pytest.mark.parametrize(
+    ("now", "gain", "is_out"),
+    [
+        (0.0, BIT, True),
+        (20.0, 10.0, True),  # a twentieth of the output
+        (50.0, 10.0, False),  # hardly any
+        (0.0, math.inf, True),
+        (0.0, math.nan, False),
+    ],
+)
+def test_a_bound_is_out_of_reach_from_a_bit_on_where_the_error_is_worth_a_row(
+    search: Search, now: float, gain: float, is_out: bool
+) -> None:
+    made = additive(search, {"a": 1.0})
+    made.quality = Outcome(now, (("y", now),))
+    values = now + gain, now + gain - 1, now
+    made.bounds = {str(number): Outcome(value, (("y", value),)) for number, value in enumerate(values)}
+    assert made.out_of_reach == (now + gain if is_out else None)
 
 
 def test_a_metric_is_out_of_reach_by_what_its_outputs_gain(search: Search) -> None:

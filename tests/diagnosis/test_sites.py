@@ -7,6 +7,7 @@ it (6), the output (8), and three weights (1, 3, 7); those from 2 to 5 share a s
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,13 @@ def test_the_mask_that_is_named_is_no_constant() -> None:
     assert mask.name == "x"
 
 
+def test_a_constant_mask_is_told_with_its_own_value() -> None:
+    held: Any = SimpleNamespace(reference=torch.tensor([0.0, -3e4]), quantized=torch.tensor([0.0, -2e4]))
+    (mask,) = sites.masked(with_facts(joined("xnnpack"), ranges=ranges(), constants={0: held}))
+    assert (mask.name, mask.others) == ("x", ("x",))
+    assert mask.evidence.startswith("values down to -3e+04 give a scale of")
+
+
 @pytest.mark.parametrize("floor", [2.0**-12, torch.finfo(torch.float32).eps])
 def test_a_smallest_scale_is_at_fault_where_values_span_less_than_half_of_its_integers(floor: float) -> None:
     case = facts.with_params(joined("xnnpack"), {index: {"scale": floor} for index in (0, 4, 8)})
@@ -99,6 +107,8 @@ def test_a_smallest_scale_is_at_fault_where_values_span_less_than_half_of_its_in
     assert found.treatment == Treatment(edits=(Edit("int8", ("x", "c/linear")),))
     assert found.preview is not None
     assert played(found.preview, torch.ones(1)) == {place(case, 0): [2.0], place(case, 8): [2.0]}
+    far = with_facts(case, ranges=ranges(s0=(1.01 * half, 1.02 * half)), fitted=double(0), fitted_weights={})
+    assert list(sites.floored(far)) == []  # zero is in every range
     zero = with_facts(case, ranges=ranges(s0=(0.0, 0.0)), fitted=double(0), fitted_weights={})
     assert list(sites.floored(zero)) == []  # all zeros need no scale
     other = with_facts(case, ranges=ranges(s0=(-1e-9, 1e-9)), fitted=double(4), fitted_weights={})

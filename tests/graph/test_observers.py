@@ -65,6 +65,16 @@ def test_parts_that_saw_nothing_change_nothing() -> None:
     assert (float(observer.min_val), float(observer.max_val)) == (-1.0, 4.0)
 
 
+def test_a_channel_that_is_nan_in_one_part_leaves_the_others_their_range() -> None:
+    broken, make = SECOND.clone().fill_diagonal_(torch.nan)[:1], lambda: pt2e.PerChannelMinMaxObserver(ch_axis=1)
+    observer, whole = make(), make()
+    set_statistics(observer, [(1, learned(make, FIRST)), (1, learned(make, broken))])
+    whole(FIRST)
+    whole(broken)
+    assert torch.equal(observer.min_val.isnan(), torch.tensor([True, False, False]))
+    assert torch.equal(observer.min_val[1:], whole.min_val[1:])
+
+
 def test_a_copy_keeps_the_notes_of_a_graph_module() -> None:
     graph = Graph()
     graph.output(graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),)))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from tests.mutants.lines import Lines, lines_of
 from tests.mutants.mutations import Mutation, mutated, mutations
-from tests.mutants.rooms import BESIDE, ROOMS, every_test, tests_of
+from tests.mutants.rooms import BESIDE, DEFAULTS, ROOMS, every_test, tests_of
 from tests.mutants.worker import POLL, ROOT, Fork, Verdict, trial, warm
 
 ENOUGH = 0.95
@@ -44,6 +44,10 @@ def tests_for(mutation: Mutation, known: dict[str, Lines]) -> tuple[list[str], f
     """
     chosen, total = list[str](), 0.0
     found = [each.of(mutation.path, mutation.line if mutation.called else None) for each in known.values()]
+    if not mutation.called:  # which looks at what imports made, and runs no line
+        found += [
+            {test: taken for test, taken in each.passed.items() if test.startswith(DEFAULTS)} for each in known.values()
+        ]
     seconds = {test: taken for each in found for test, taken in each.items()}
     own = tests_of(mutation.path)
     for test in sorted(seconds, key=lambda test: (not test.startswith(own), seconds[test])):

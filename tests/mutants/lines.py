@@ -50,6 +50,11 @@ class Lines:
             for line, names in data.contexts_by_lineno(path).items():
                 lines[line] = array("H", sorted(numbers[name] for name in names if name))
 
+    @property
+    def passed(self) -> dict[str, float]:
+        """The seconds of each test that passes."""
+        return {test: taken for test, taken in zip(self.tests, self.seconds, strict=True) if test not in self.failed}
+
     def of(self, path: str, line: int | None) -> dict[str, float]:
         """The seconds of each test that passes and runs a line of a module; of any line where it is None."""
         lines = self.runs.get(path, {})
@@ -57,7 +62,8 @@ class Lines:
             numbers = {number for tests in lines.values() for number in tests}
         else:
             numbers = set(lines.get(_line_then(self.library.get(path, ""), (ROOT / path).read_text(), line), ()))
-        return {self.tests[each]: self.seconds[each] for each in numbers if self.tests[each] not in self.failed}
+        running = {self.tests[each] for each in numbers}
+        return {test: taken for test, taken in self.passed.items() if test in running}
 
 
 @dataclass

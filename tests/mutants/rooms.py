@@ -35,6 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/layers/test_weights.py",
         "tests/layers/test_weight_sums.py",
         "tests/layers/test_weight_rows.py",
+        DEFAULTS,
     ),
     "pt2qa/_sensitivity": (
         "tests/sensitivity",

@@ -6,11 +6,14 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from tests.mutants.mutations import mutated, mutations
-from tests.mutants.rooms import ROOMS
+from tests.mutants.__main__ import tests_for as chosen_for
+from tests.mutants.lines import Lines
+from tests.mutants.mutations import Mutation, mutated, mutations
+from tests.mutants.rooms import DEFAULTS, ROOMS
 from tests.mutants.worker import ROOT
 
 SOURCE = '''
@@ -65,6 +68,13 @@ def test_every_fault_changes_the_code_and_none_a_text() -> None:
 def test_every_room_and_its_tests_exist() -> None:
     missing = [name for room, tests in ROOMS.items() for name in (room, *tests) if not (ROOT / name).exists()]
     assert missing == []
+
+
+def test_what_imports_make_is_looked_at_by_the_test_of_defaults() -> None:
+    known = {"tests/report": Lines({}, [f"{DEFAULTS}::test_a", "tests/report/test_b.py::test_b"], [1.0, 2.0])}
+    default = Mutation("pt2qa/_weights/rows.py", 0, 77, "False", "True", called=False)
+    assert chosen_for(default, known) == ([f"{DEFAULTS}::test_a"], 1.0)
+    assert chosen_for(replace(default, called=True), known) == ([], 0.0)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="fork as POSIX has it")

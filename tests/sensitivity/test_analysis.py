@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import pt2qa
 from pt2qa.errors import BatchError, SelectionError
@@ -82,6 +83,25 @@ def test_resume_refuses_what_does_not_belong_together() -> None:
         run(BATCHES[1:], method="exact", resume=part)
     with pytest.raises(SelectionError, match=r"squared output error is .* in the report"):
         run(method="exact", resume=part, post_process=lambda logits: 2 * logits)
+
+
+@pytest.fixture
+def only_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pt2qa.distributed():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_batches_of_the_report_to_resume_that_no_rank_has_are_counted_in_a_note(only_rank: None, method: Any) -> None:
+    before, part = run(method="exact"), run(BATCHES[1:], method="exact")
+    resumed, again = run(BATCHES[1:], method=method, resume=before), run(method=method, resume=before)
+    assert facts(resumed) == facts(part)
+    lost = "of the 3 batches in the report to resume, 2 are in the data; the others do not count"
+    assert (resumed.notes, again.notes) == ((*part.notes, lost), before.notes)
 
 
 @pytest.mark.parametrize(

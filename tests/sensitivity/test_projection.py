@@ -139,6 +139,28 @@ def test_a_linear_network_is_estimated_within_the_stated_error(quantizer: str) -
     check_against_exact(quantized_pair(model, batches[0], quantizer), batches, projections=64)
 
 
+@pytest.mark.parametrize("axis", [0, 1], ids=["samples first", "samples second at one of them"])
+def test_errors_of_a_weight_that_two_ops_read_add_up(axis: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 16, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x).transpose(0, axis)).transpose(0, axis)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 2, 16)
+    pair = quantized_pair(Twice(), (x,))
+    first, second = pair.quantized.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    second.args = (second.args[0], first.args[1])
+    pair.quantized.recompile()
+    shared = pt2qa.pair(pair.reference, pair.quantized)
+    reports = projected(shared, [x], projections=x.numel()), pt2qa.sensitivity(shared, [x], method="exact")
+    (estimated,), (exact,) = ([row.noise for row in report.rows if row.kind == "weight"] for report in reports)
+    assert estimated == pytest.approx(exact, rel=0.05)
+
+
 def test_the_noise_of_one_site_is_what_the_formula_says() -> None:
     torch.manual_seed(0)
     pair = quantized_pair(nn.Linear(16, 8, bias=False), (torch.randn(8, 16),))

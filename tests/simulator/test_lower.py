@@ -302,6 +302,12 @@ def test_a_constant_read_by_keyword_has_no_number() -> None:
     check_runs(program, *graphs)
 
 
+def test_a_constant_that_is_rounded_twice_has_both_errors() -> None:
+    two = Two.new()
+    weight = two.rounded(two.rounded(two.attr("weight"), 0.1), 0.07)
+    check_runs(*lowered(two, two.op(ATEN.linear.default, two.input(), weight)))
+
+
 def test_a_cast_of_a_constant_is_its_rounding_and_one_of_a_value_an_op() -> None:
     two = Two.new()
     weight = two.attr("weight")
@@ -436,12 +442,9 @@ def test_what_ops_without_a_handle_read() -> None:
     check_runs(program, quantized, reference)
 
 
-def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> None:
+def branching(*bodies: GraphModule) -> list[GraphModule]:
+    """A converted graph and its float one, each of which only calls its body."""
     outer = Two.new()
-    inner = Two.new()
-    value = inner.rounded(inner.input(), 0.05, 2)
-    linear = inner.op(ATEN.linear.default, value, inner.weight(), inner.attr("bias"))
-    bodies = inner.graphs(inner.op(ATEN.relu.default, linear))
     x = outer.input()
     condition = tuple(graph.get_attr("condition") for graph in (outer.float, outer.quantized))
     outer.root.register_buffer("condition", torch.tensor(True))
@@ -455,11 +458,18 @@ def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> 
     for root, body in zip(roots, bodies, strict=True):
         root.register_buffer("condition", torch.tensor(True))
         root.body = body
-    quantized, reference = (
-        GraphModule(root, graph) for root, graph in zip(roots, (outer.quantized, outer.float), strict=True)
-    )
-    for module in (quantized, reference):
+    modules = [GraphModule(root, graph) for root, graph in zip(roots, (outer.quantized, outer.float), strict=True)]
+    for module in modules:
         assign_handles(module)
+    return modules
+
+
+def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> None:
+    inner = Two.new()
+    value = inner.rounded(inner.input(), 0.05, 2)
+    linear = inner.op(ATEN.linear.default, value, inner.weight(), inner.attr("bias"))
+    bodies = inner.graphs(inner.op(ATEN.relu.default, linear))
+    quantized, reference = branching(*bodies)
     handles = {"cond": 1, "linear": 2}
     ops = [node for node in bodies[0].graph.nodes if node.target is ATEN.linear.default]
     ops += [node for node in bodies[1].graph.nodes if node.target is ATEN.linear.default]
@@ -482,6 +492,19 @@ def test_a_nested_graph_is_a_program_of_its_own_whose_sites_are_sites_here() -> 
     plain = [simulator.run([X], on=on)[0] for on in (False, [0], [1], [0, 1], True)]
     assert len({str(each) for each in plain}) == 4
     assert torch.equal(plain[3], plain[4])
+
+
+def test_a_nested_graph_without_a_counterpart_has_the_float_values_that_it_rounds_itself() -> None:
+    inner = Two.new()
+    linear = inner.op(ATEN.linear.default, inner.input(), inner.rounded(inner.attr("weight"), 0.1))
+    quantized, reference = branching(*inner.graphs(linear))
+    (called,) = quantized.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond)
+    called.meta["custom"] = {"numeric_debug_handle": 99}
+    program = lower(quantized, reference, names_of(reference))
+    (body,) = (each.stored for each in program.constants if each.site is None and each.argument == 1)
+    (weight,) = body.program.constants
+    assert torch.equal(weight.reference, WEIGHT)
+    check_runs(program, quantized, reference)
 
 
 def test_a_rounded_value_that_is_written_to_is_one_of_its_own_only_where_others_see_the_write() -> None:

@@ -61,9 +61,7 @@ def masked(case: Case) -> Iterator[Hypothesis]:
 
 def _lowest(case: Case, site: Site) -> float:
     constant = case.constants.get(site.index)
-    if constant is not None and isinstance(constant.reference, Tensor):
-        return float(constant.reference.min())
-    return case.ranges[site.index].whole[0]
+    return case.ranges[site.index].whole[0] if constant is None else float(constant.reference.min())
 
 
 def _is_freed(case: Case, site: Site, treatment: Treatment) -> bool:
@@ -111,8 +109,8 @@ def is_floored(case: Case, site: Site) -> bool:
 def _needs_less(case: Case, index: int) -> bool:
     """Whether the values of a site and zero span less than half of its integers; a weight's, on both sides of it."""
     site, constant = case.pair.sites[index], case.constants.get(index)
-    low, high = case.ranges[index].whole if constant is None else (0.0, 2 * float(constant.reference.abs().max()))
-    return 0 < max(high, 0) - min(low, 0) < site.params.largest_scale * _steps(site) / 2
+    ends = case.ranges[index].whole if constant is None else (most := float(constant.reference.abs().max()), -most)
+    return 0 < max(*ends, 0) - min(*ends, 0) < site.params.largest_scale * _steps(site) / 2
 
 
 def unused_levels(case: Case) -> Iterator[Hypothesis]:

@@ -32,7 +32,6 @@ class Edited(Quantizer):  # type: ignore[misc]  # torchao has no type informatio
     """Another quantizer, with other specs at some places of a model, and other parameters."""
 
     def __init__(self, quantizer: Quantizer, specs: Mapping[Place, Any], changes: Collection[Change] = ()) -> None:
-        super().__init__()
         self.quantizer, self.specs, self.changes = quantizer, specs, changes
         self.bodies = set[object]()
 

@@ -118,7 +118,7 @@ def set_statistics(module: Any, parts: Sequence[tuple[int, dict[str, Tensor]]]) 
         parts: for each, how many batches it had, and what :func:`statistics_of` returned.
     """
     keeper = range_keeper(module)
-    seen = [(batches, part) for batches, part in parts if part and _has_seen(part)]
+    seen = [(batches, part) for batches, part in parts if part and (part["min_val"] <= part["max_val"]).any()]
     if keeper is None or not seen:
         return
     lowest, highest = (torch.stack([part[name] for _, part in seen]) for name in ("min_val", "max_val"))
@@ -138,7 +138,3 @@ def set_statistics(module: Any, parts: Sequence[tuple[int, dict[str, Tensor]]]) 
     for name, value in (("min_val", low), ("max_val", high)):
         own = getattr(keeper, name)
         own.detach_().resize_(value.shape).copy_(value)
-
-
-def _has_seen(part: dict[str, Tensor]) -> bool:
-    return part["min_val"].numel() > 0 and bool((part["min_val"] <= part["max_val"]).all())
