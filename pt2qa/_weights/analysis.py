@@ -15,6 +15,7 @@ from torch import Tensor
 from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
 from pt2qa._interrupts import raise_if_interrupted
+from pt2qa._metrics import ENDS
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
@@ -142,19 +143,11 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
         scale=scales,
         axis=-1 if axis is None else axis,
         shape=tuple(constant.reference.shape),
-        sqnr=sums.sqnr,
+        **{name: getattr(sums, name) for name in ("sqnr", "mse", "cosine", "l1", "atol", *ENDS)},
         worst_channel=worst,
         worst_channel_sqnr=worst_sqnr,
         dead_channels=dead,
-        mse=sums.mse,
-        cosine=sums.cosine,
-        l1=sums.l1,
-        atol=sums.atol,
         max_lsb=_max_lsb(params, by_channel),
-        ref_min=sums.ref_min,
-        quant_min=sums.quant_min,
-        ref_max=sums.ref_max,
-        quant_max=sums.quant_max,
         note="; ".join(part for part in notes if part),
         quantized=params is not None,
     )
