@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pt2qa._metrics import CHUNK, SMALLEST_SQUARES, float64, scratch, value_range
 from pt2qa._profile.histogram import SHIFT, Histogram
-from pt2qa._report.sums import LARGEST, MERGED, SMALLEST, Mergeable
-
-Array = npt.NDArray[Any]
+from pt2qa._report.sums import LARGEST, MERGED, SMALLEST, Array, Mergeable
 
 _PREFIXES = 1 << (32 - SHIFT)
 """How many values the bits of a float32 have that a bin is told by."""

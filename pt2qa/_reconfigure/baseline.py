@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method, guarded
-from pt2qa._trials.folds import Folds
 from pt2qa._trials.judge import Judge
-from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.outcome import Folds, Outcome
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.annotations import Annotations, fusions_in, observing
 from pt2qa.overrides.plan import Edit

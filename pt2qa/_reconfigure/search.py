@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pt2qa._decibels import decibels, power
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.candidates import Bundle, EditCandidate, Noise, order_bundles, sites_off, total_noise
-from pt2qa._reconfigure.costs import Costs
+from pt2qa._reconfigure.candidates import Bundle, Costs, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget
 from pt2qa.overrides.annotations import Annotations, Edge

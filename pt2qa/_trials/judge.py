@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.quantization import quantize_again
+from pt2qa._quantize.quantization import quantize_again, with_numbers
 from pt2qa._ranks import same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.roundings import readers_of, with_readers, with_roundings
