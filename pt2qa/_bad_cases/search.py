@@ -32,13 +32,29 @@ from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION, Array
-from pt2qa._simulator.accumulate import accumulate, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element, input_names, plain_batch
+from pt2qa._simulator.accumulate import (
+    NonFinite,
+    accumulate,
+    empty_batch,
+    first_nonfinite,
+    input_ranges,
+    is_empty,
+    refuse_empty,
+    unlike,
+)
+from pt2qa._simulator.batches import (
+    Batch,
+    count_samples,
+    has_no_element,
+    input_names,
+    named_parts,
+    output_names,
+    plain,
+    plain_batch,
+    structured,
+)
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
-from pt2qa._simulator.outputs import named_parts, output_names, plain, structured
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError

@@ -24,13 +24,18 @@ from pt2qa._report.merging import merged_data
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.sums import EACH, FIRST, Mergeable, pack, settings_of, unpack
-from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, first_fault, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.accumulate import (
+    Tally,
+    accumulate,
+    empty_batch,
+    first_fault,
+    input_ranges,
+    is_empty,
+    refuse_empty,
+)
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Counted, Layout, Mask, Positions
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.verification import Outputs, Verification

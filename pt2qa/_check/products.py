@@ -15,7 +15,7 @@ from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._simulator.input_ranges import limits
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.products import (
     PRODUCTS,
     WEIGHTED,

@@ -34,13 +34,20 @@ from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable
-from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, as_batch, as_call, count_samples, has_no_element
-from pt2qa._simulator.input_ranges import input_ranges
+from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault, input_ranges, is_empty
+from pt2qa._simulator.batches import (
+    Batch,
+    as_batch,
+    as_call,
+    count_samples,
+    has_no_element,
+    leaves_of,
+    plain,
+    structured,
+    tensor_outputs,
+)
 from pt2qa._simulator.isolated_check import TOLERANCE
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import leaves_of, plain, structured, tensor_outputs
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal

@@ -37,10 +37,9 @@ from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
 from pt2qa._sensitivity.roundings import Rounding, Variant, with_roundings
-from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Site

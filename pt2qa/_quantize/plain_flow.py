@@ -47,8 +47,8 @@ from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.overrides.parameters import changes_of, with_folded_norms
 from pt2qa.overrides.plan import BEFORE_CALIBRATION, OverridePlan
 from pt2qa.plugins import GenericPlugin, quantizer
-from pt2qa.plugins.abilities import quantizer_code
 from pt2qa.plugins.code import first_line, needed, needed_imports
+from pt2qa.plugins.registry import quantizer_code
 
 
 @dataclass(frozen=True, slots=True)

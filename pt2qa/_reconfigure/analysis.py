@@ -14,11 +14,10 @@ from pt2qa._decibels import power
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
 from pt2qa._ranks import in_step, same_everywhere
-from pt2qa._reconfigure.baseline import Baseline, repaired, with_free_edits
 from pt2qa._reconfigure.candidates import Fallback, Noise, applied, candidates_of, costs_of, edges_by_site, unintended
 from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, reported, stages, target_text, verdict
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
-from pt2qa._reconfigure.search import Converted, Search, Selection, aimed_until_met
+from pt2qa._reconfigure.search import Baseline, Converted, Search, Selection, aimed_until_met, repaired, with_free_edits
 from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.methods import methods_named
 from pt2qa._sensitivity.analysis import sensitivity as noise_of_sites
@@ -33,7 +32,7 @@ from pt2qa._trials.treatment import Treatment
 from pt2qa.errors import BatchError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit
-from pt2qa.plugins.abilities import levels_of
+from pt2qa.plugins.registry import levels_of
 
 
 @torch_defaults

@@ -17,9 +17,8 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import active, everywhere
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.metrics import detached
-from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.batches import count_samples, nbytes_of
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.outputs import nbytes_of
 from pt2qa._trials.evidence import Gain, interval, is_steady
 from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
 from pt2qa.errors import SelectionError

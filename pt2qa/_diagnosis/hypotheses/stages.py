@@ -24,7 +24,7 @@ from pt2qa._metrics import noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.formats import decibel, number
 from pt2qa._report.prose import few
-from pt2qa._simulator.outputs import leaves_of
+from pt2qa._simulator.batches import leaves_of
 from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
