@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._bad_cases.case_metrics import CaseMetric as CaseMetric
     from ._sensitivity.analysis import sensitivity as sensitivity
     from ._reconfigure.analysis import reconfigure as reconfigure
-    from ._reconfigure.repairing import repair as repair
+    from ._reconfigure.analysis import repair as repair
     from ._trials.target import Budget as Budget, Target as Target
     from ._check.analysis import check as check
     from ._diagnosis.analysis import diagnose as diagnose
@@ -56,7 +56,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._diagnosis.report import Diagnosis as Diagnosis
     from ._diagnosis.budget_report import ErrorBudget as ErrorBudget
     from ._layers.rows import LayerRow as LayerRow
-    from ._weights.rows import WeightRow as WeightRow
+    from ._weights.report import WeightRow as WeightRow
     from ._candidates.report import CandidateReport as CandidateReport
     from ._bad_cases.report import BadCases as BadCases
     from ._sensitivity.report import SensitivityReport as SensitivityReport, SensitivityRow as SensitivityRow

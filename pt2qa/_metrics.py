@@ -32,11 +32,14 @@ _ROW = 64
 """Squares summed in float32 before float64 takes over."""
 _SMALLEST_CHUNK = 1024
 """Below this the float64 path is as fast."""
-_SMALLEST_SQUARE_SUM = 1e-24
+SMALLEST_SQUARES = 1e-24
 """Below this a float32 sum of squares may have lost elements to underflow; it is recomputed in float64."""
 WITHOUT_FLOAT64 = {"mps"}
 """Devices that have no float64."""
 
+
+ENDS = ("ref_min", "ref_max", "quant_min", "quant_max")
+"""The smallest and the largest value of both sides, as :class:`ErrorSums` and rows call them."""
 
 Range = tuple[float, float]
 """Smallest and largest value of a tensor; nan if it contains a NaN."""
@@ -300,7 +303,7 @@ def float64(x: Tensor) -> Tensor:
 
 
 def _trusted(square_sum: float, *, identical: bool) -> bool:
-    return math.isfinite(square_sum) and (square_sum >= _SMALLEST_SQUARE_SUM or identical)
+    return math.isfinite(square_sum) and (square_sum >= SMALLEST_SQUARES or identical)
 
 
 def _is_fast(ref: Tensor, quant: Tensor) -> bool:

@@ -12,15 +12,13 @@ from pt2qa._annotations.report import AnnotationDiff, AnnotationReport
 from pt2qa._annotations.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
-from pt2qa._candidates.report import CandidateReport
-from pt2qa._candidates.rows import Candidate, CandidateRow
+from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._check.report import Finding, Findings, RuleOutcome
 from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow, StageRow
 from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget
-from pt2qa._diagnosis.report import Diagnosis
-from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow
+from pt2qa._diagnosis.report import AsideRow, CauseRow, Diagnosis, FigureRow, TriedRow
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._profile.diff import ProfileDiff, diff_profiles
@@ -39,8 +37,7 @@ from pt2qa._report.storage import read, register, save
 from pt2qa._runtimes.report import RuntimeReport, RuntimeRow, RuntimeSummary
 from pt2qa._sensitivity.report import SensitivityBatch, SensitivityPart, SensitivityReport, SensitivityRow
 from pt2qa._two_graphs.report import GraphReport
-from pt2qa._weights.report import WeightReport
-from pt2qa._weights.rows import UNQUANTIZED, WeightRow
+from pt2qa._weights.report import UNQUANTIZED, WeightReport, WeightRow
 
 __all__ = [
     # reports

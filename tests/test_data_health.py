@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa import Edit
 from pt2qa._diagnosis.report import _tried
-from pt2qa._reconfigure.repairing import _verdict
+from pt2qa._reconfigure.analysis import _verdict
 from pt2qa._trials.outcome import Outcome
 from pt2qa.report import InputRange, TriedRow
 from tests.flows import quantized_pair

@@ -24,8 +24,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 
 import pt2qa
 from pt2qa import Edit, OverridePlan, SelectionError
-from pt2qa._quantize.flow_text import recorded, rewriting_code
-from pt2qa._quantize.plain_flow import PlainFlow, plain_flow
+from pt2qa._quantize.plain_flow import PlainFlow, plain_flow, recorded, rewriting_code
 from pt2qa.overrides.plan import in_base64
 from pt2qa.plugins.code import needed, needed_imports
 from tests.models import InPlaceViews, Loop, images

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pt2qa._report.columns import column
 from pt2qa._report.formats import index
 from pt2qa._report.rows import Row
-from pt2qa._report.sums import FIRST, Mergeable
+from pt2qa._report.sums import FIRST, Array, Mergeable
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
     import torch
 
-Array = npt.NDArray[Any]
 
 AS_FLOAT32: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 """dtypes that NumPy lacks and float32 holds exactly."""

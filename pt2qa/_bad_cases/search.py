@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._bad_cases import case_batches
-from pt2qa._bad_cases.case_batches import CaseBatch, Feedback, State
 from pt2qa._bad_cases.case_metrics import (
     FLIPS,
     AnyMetric,
@@ -24,21 +24,37 @@ from pt2qa._bad_cases.case_metrics import (
     output_pairs,
 )
 from pt2qa._bad_cases.report import BadCases
-from pt2qa._bad_cases.rows import LabelCounts
+from pt2qa._bad_cases.rows import AS_FLOAT32, AS_REAL, LabelCounts, StoredCase, key_of, stored_dtype
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import over_ranks
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
-from pt2qa._report.sums import QUANTIZATION
-from pt2qa._simulator.accumulate import accumulate, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element, plain_batch
+from pt2qa._report.sums import QUANTIZATION, Array
+from pt2qa._simulator.accumulate import (
+    NonFinite,
+    accumulate,
+    empty_batch,
+    first_nonfinite,
+    input_ranges,
+    is_empty,
+    refuse_empty,
+    unlike,
+)
+from pt2qa._simulator.batches import (
+    Batch,
+    count_samples,
+    has_no_element,
+    input_names,
+    named_parts,
+    output_names,
+    plain,
+    plain_batch,
+    structured,
+)
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, unlike
-from pt2qa._simulator.outputs import output_names, plain, structured
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError
@@ -184,7 +200,7 @@ class _Search:
         reference = quantized = self.pair.values(filled)
         if not self.found.steps:
             # Inputs that a report cannot store are refused before hours are spent, not after.
-            case_batches.stored(CaseBatch(filled, 0, 1), (0, -1))
+            stored(CaseBatch(filled, 0, 1), (0, -1))
         if self.feedback.sources:
             quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
         return _Step(filled, reference, quantized, targets)
@@ -266,9 +282,9 @@ class _Search:
                 key = (batch, sample) if (batch, sample) in self.cases else (batch, -1)
                 cases[key] = self.cases[key]
             elif sample < 0 or not alone:
-                cases.setdefault((batch, -1), CaseBatch(case_batches.copied(step.batch), first, 1))
+                cases.setdefault((batch, -1), CaseBatch(copied(step.batch), first, 1))
             else:
-                own = case_batches.copied(case_batches.cut(step.batch, sample, axis or 0))
+                own = copied(cut(step.batch, sample, axis or 0))
                 cases[batch, sample] = CaseBatch(own, index, self._repeats(own, size))
         return cases
 
@@ -285,7 +301,7 @@ class _Search:
     def report(self, notes: Sequence[str]) -> BadCases:
         order = [*(metric.name for metric in self.metrics), FLIPS]
         standings = sorted(self.found.standings.values(), key=lambda standing: order.index(standing.metric))
-        cases: Cases = {key: case_batches.stored(case, key) for key, case in self.cases.items()}
+        cases: Cases = {key: stored(case, key) for key, case in self.cases.items()}
         settings = {
             QUANTIZATION: self.pair.quantization,
             "metric": ", ".join(metric.name for metric in self.metrics),
@@ -317,3 +333,114 @@ def _labelled(
             "shape (*targets.shape, classes), or integers of the targets' shape; use post_process= to convert."
         )
     yield from found
+
+
+State = Mapping[str, Any]
+"""Fed inputs by name."""
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Which inputs of a step (the keys of ``sources``) are which outputs of the previous step."""
+
+    sources: Mapping[str, str]
+    inputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, sources: Mapping[str, str]) -> Feedback:
+        inputs = tuple(input_names(graph_module))
+        unknown = sorted(sources.keys() - set(inputs))
+        if unknown:
+            raise SelectionError(f"feedback: the model has no input {unknown[0]!r}; it takes {', '.join(inputs)}.")
+        return cls(sources, inputs)
+
+    def fill(self, batch: Batch, state: State) -> Batch:
+        """A batch, with the state filled in for fed inputs that it omits or gives as None.
+
+        Raises a BatchError where there is no previous step.
+        """
+        if not self.sources:
+            return batch
+        values = list(batch) if isinstance(batch, (dict, tuple, list)) else [batch]
+        given = dict(batch) if isinstance(batch, dict) else dict(zip(self.inputs, values, strict=False))
+        last = len(values)
+        for name in sorted(self.sources, key=self.inputs.index):
+            last = max(last, self.inputs.index(name) + 1)
+            if given.get(name) is not None:
+                continue
+            if name not in state:
+                raise BatchError(
+                    f"the first batch has no input {name!r}. feedback takes it from {self.sources[name]} of the "
+                    "previous batch, so the first batch of a sequence must include it."
+                )
+            given[name] = state[name]
+        if isinstance(batch, dict):
+            return given
+        return (*map(given.get, self.inputs[:last]), *values[len(self.inputs) :])
+
+    def state(self, outputs: Any) -> State:
+        if not self.sources:
+            return {}
+        parts = dict(named_parts(outputs))
+        for source in self.sources.values():
+            if source not in parts:
+                raise SelectionError(f"feedback: the model has no output {source!r}; it returns {', '.join(parts)}.")
+        return {name: parts[source] for name, source in self.sources.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CaseBatch:
+    """A copy of the inputs of one sample or batch; the sample must be repeated so often to fit the model."""
+
+    batch: Batch
+    index: int
+    repeats: int
+
+
+def cut(batch: Batch, sample: int, axis: int) -> Batch:
+
+    def narrow(value: Any) -> Any:
+        return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value
+
+    return pytree.tree_map(narrow, batch)
+
+
+def copied(batch: Batch) -> Batch:
+    """A copy of a batch: a view would keep the whole batch alive, and loaders may reuse their tensors."""
+    return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, batch)
+
+
+def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:
+    """A case for the report; raises a BatchError where an input is no tensor that NumPy can hold and no plain value."""
+    arrays: dict[str, Array] = {}
+    structure = _node(case.batch, key, arrays)
+    return StoredCase(*key, case.index, case.repeats, json.dumps(structure)), arrays
+
+
+def _node(value: Any, key: tuple[int, int], arrays: dict[str, Array]) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        number = len(arrays)
+        dtype = str(value.dtype).removeprefix("torch.")
+        arrays[key_of(*key, number)] = _array(value, dtype)
+        return {"tensor": number, "dtype": dtype}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_node(item, key, arrays) for item in value]}
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {"dict": [[name, _node(item, key, arrays)] for name, item in value.items()]}
+    raise BatchError(
+        f"an input is a {type(value).__name__}, which a report cannot hold; expected tensors, numbers and strings in "
+        "tuples, lists and dicts."
+    )
+
+
+def _array(tensor: Tensor, dtype: str) -> Array:
+    if not stored_dtype(dtype) or tensor.layout != torch.strided:
+        raise BatchError(f"an input has dtype {dtype} and layout {tensor.layout}, which a report cannot hold.")
+    if dtype in AS_FLOAT32:
+        tensor = tensor.to(torch.float32)
+    elif dtype in AS_REAL:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array

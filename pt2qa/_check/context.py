@@ -5,30 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.changes import Change
-from pt2qa._capture.normalise import write_sources
+from pt2qa._capture.exporting import export
+from pt2qa._capture.normalise import PASSES, inline_regions, write_sources
 from pt2qa._capture.program import Capture
 from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.products import IntegerProduct, Product, integer_products, products_of
-from pt2qa._check.rewriting import EVERY_PASS, Pass, Rewritten, as_program, rewrite
 from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName, assign_handles, name_of, names_of, source_line
-from pt2qa._graph.internals.nodes import calls_guards
+from pt2qa._graph.handles import OpName, assign_handles, handle_of, name_of, names_of, source_line, walk
+from pt2qa._graph.internals.nodes import VALUE, calls_guards
+from pt2qa._graph.internals.torch import calling_convention, pytree, sizes_of
 from pt2qa._layers.analysis import compare_rounding
 from pt2qa._layers.report import LayerReport
 from pt2qa._quantize.calibration import find_observers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.data import Data
 from pt2qa._weights.analysis import weight_rows
-from pt2qa._weights.rows import WeightRow
+from pt2qa._weights.report import WeightRow
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.errors import Pt2qaError
 from pt2qa.overrides import Annotations, annotations_of
@@ -341,3 +343,57 @@ def _with_handles(given: _Exported) -> _Exported:
     if not names_of(copied):
         assign_handles(copied)
     return copied
+
+
+Pass = Callable[[ExportedProgram], tuple[Change, ...]]
+
+EVERY_PASS: tuple[Pass, ...] = (inline_regions, *PASSES, write_sources)
+"""What capture does to every program, in its order."""
+
+_GIVEN = "handle_as_given"
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A copy of a program after capture's passes, and what each changed.
+
+    ``names`` are what the given program calls its ops, by handle; ops that a pass added have none.
+    """
+
+    program: ExportedProgram
+    names: Mapping[int, OpName]
+    changes: Mapping[Pass, tuple[Change, ...]] = field(repr=False)
+
+    def module(self) -> GraphModule:
+        """The graph to annotate, without torch's guards."""
+        return self.program.module(check_guards=False)
+
+
+def rewrite(program: ExportedProgram, names: Mapping[int, OpName], passes: Sequence[Pass] = EVERY_PASS) -> Rewritten:
+    """Runs passes of capture, in this order, on a copy of a program that has handles."""
+    program = copy_to_edit(program)
+    for placed in walk(program.graph_module):
+        handle = handle_of(placed.node)
+        # The passes renumber handles; what they copy keeps its metadata.
+        placed.node.meta = {**placed.node.meta, _GIVEN: handle}
+    changes = {run: run(program) for run in passes}
+    assign_handles(program)
+    given = {handle_of(placed.node): placed.node.meta.get(_GIVEN) for placed in walk(program.graph_module)}
+    called = {new: names[old] for new, old in given.items() if new is not None and old is not None and old in names}
+    return Rewritten(program, called, changes)
+
+
+def as_program(graph: GraphModule) -> ExportedProgram:
+    """Re-exports a graph of ops, for what only a program can tell.  Dynamic sizes become fixed."""
+    graph = copy_to_edit(graph)
+    inputs = []
+    for node in list(graph.graph.nodes):
+        if node.op == "placeholder":
+            traced = node.meta.get(VALUE)
+            inputs.append(pytree.tree_map_only(Tensor, lambda x: torch.zeros(sizes_of(x), dtype=x.dtype), traced))
+        elif calls_guards(node):
+            graph.graph.erase_node(node)
+    graph.recompile()
+    convention = calling_convention(graph)
+    args, kwargs = (tuple(inputs), {}) if convention is None else pytree.tree_unflatten(inputs, convention.in_spec)
+    return export(graph, args, kwargs, None, False)

@@ -15,9 +15,17 @@ from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
-from pt2qa._simulator.input_ranges import limits
-from pt2qa._simulator.products import PRODUCTS, WEIGHTED, Read, State, reads_of, state_of
+from pt2qa._simulator.accumulate import limits
+from pt2qa._simulator.products import (
+    PRODUCTS,
+    WEIGHTED,
+    FlopCounter,
+    Read,
+    State,
+    own_multiply_adds,
+    reads_of,
+    state_of,
+)
 from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.overrides import points

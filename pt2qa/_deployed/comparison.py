@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
-from pt2qa._capture.exporting import State
+from pt2qa._capture.exporting import State, run
 from pt2qa._deployed.causes import BY_DESIGN, Region, cause_of
 from pt2qa._deployed.deployment import Lowerable, ObservedValue, run_program
 from pt2qa._deployed.recorded import order_of
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._deployed.rows import DeployedRow, StageRow
-from pt2qa._deployed.stages import Stages
 from pt2qa._exclusion import computes
+from pt2qa._graph.agreement import name_of_dtype
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair, identity_of
@@ -34,13 +34,20 @@ from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable
-from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, as_batch, count_samples, has_no_element
-from pt2qa._simulator.input_ranges import input_ranges
+from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault, input_ranges, is_empty
+from pt2qa._simulator.batches import (
+    Batch,
+    as_batch,
+    as_call,
+    count_samples,
+    has_no_element,
+    leaves_of,
+    plain,
+    structured,
+    tensor_outputs,
+)
 from pt2qa._simulator.isolated_check import TOLERANCE
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import leaves_of, plain, structured, tensor_outputs
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
@@ -48,6 +55,63 @@ from pt2qa._simulator.verification import Outputs, Verification, graph_outputs, 
 from pt2qa._trials.judge import SimulatedModel
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram
+
+
+@dataclass
+class Stages:
+    """What runs at each stage before the pair's own graphs, and the sums between the outputs of all stages.
+
+    ``sums`` are by stage, of each output against the stage before and against the first.
+    """
+
+    pair: QuantizedPair
+    notes: list[str] = field(default_factory=list)
+    sums: dict[str, list[tuple[NoiseSums, NoiseSums]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.eager: nn.Module | None = None if self.pair.capture is None else self.pair.capture.eager
+        if self.eager is None or self.eager.training:
+            why = "the pair does not hold the eager model" if self.eager is None else "the model is in training mode"
+            self.notes.append(f"{why}: the stages begin with its program")
+            self.eager = None
+
+    @computes
+    def before(self, batch: Batch, values: list[Any]) -> dict[str, list[Tensor]]:
+        """The outputs of the stages that the simulator does not run; ``values`` are the batch, flat."""
+        found = {}
+        if self.eager is not None:
+            state = State(self.eager)
+            try:
+                with torch.no_grad():
+                    found["eager"] = leaves_of(run(self.eager, *as_call(batch, self.pair.quantized)))
+            finally:
+                state.restore()
+        if self.pair.float_graph is not None:
+            found["capture"] = leaves_of(graph_outputs(self.pair.float_graph, values))
+        return found
+
+    def add(self, outputs: Mapping[str, Sequence[Tensor]]) -> None:
+        """Adds the outputs of a batch at each stage, in order, all at once."""
+        first, *_ = stages = list(outputs.values())
+        sums = {}
+        for before, (name, values) in zip([first, *stages], outputs.items(), strict=False):
+            new = [noise_sums(each, ((0, 2), (1, 2))) for each in zip(before, first, values, strict=True)]
+            known = self.sums.get(name, [(NoiseSums(), NoiseSums())] * len(new))
+            sums[name] = [(a.merge(c), b.merge(d)) for (a, b), (c, d) in zip(known, new, strict=True)]
+        self.sums = sums
+
+    def rows(self) -> tuple[StageRow, ...]:
+        return tuple(
+            StageRow(
+                name, math.nan if number == 0 else _worst(step for step, _ in sums), _worst(all_ for _, all_ in sums)
+            )
+            for number, (name, sums) in enumerate(self.sums.items())
+        )
+
+
+def _worst(sums: Any) -> float:
+    """The smallest SQNR; nan only if no output has one."""
+    return min((each.sqnr for each in sums if not math.isnan(each.sqnr)), default=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +429,7 @@ def _compared(
     noise = tuple(noise_sums((isolated, quantized, reference, deployed), ((0, 3), (1, 3), (2, 1), (2, 3))))
     # Most kernels are exact; then nothing needs to be counted.
     count, atol = (0, 0.0) if noise[0].noise == 0.0 else differing(isolated, deployed)
-    return _Sums(noise, atol, count, deployed.numel(), _dtype(deployed))
+    return _Sums(noise, atol, count, deployed.numel(), name_of_dtype(deployed))
 
 
 @torch.no_grad()
@@ -382,11 +446,7 @@ def _finish(walk: Generator[Any, Tensor | None, Any], instead: Tensor | None) ->
 def _output(reference: Tensor, quantized: Tensor, deployed: Tensor, isolated: Tensor | None) -> _Sums:
     (alone,) = [NoiseSums()] if isolated is None else noise_sums((isolated, deployed), [(0, 1)])
     others = noise_sums((reference, quantized, deployed), ((1, 2), (0, 1), (0, 2)))
-    return _Sums((alone, *others), count=deployed.numel(), dtype=_dtype(deployed))
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    return _Sums((alone, *others), count=deployed.numel(), dtype=name_of_dtype(deployed))
 
 
 def _finished(
@@ -416,4 +476,4 @@ def _finished(
 def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    return f"{_dtype(value)} of shape {tuple(value.shape)}"
+    return f"{name_of_dtype(value)} of shape {tuple(value.shape)}"

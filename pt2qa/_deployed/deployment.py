@@ -30,8 +30,7 @@ from pt2qa._near_names import did_you_mean
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import installed
-from pt2qa._simulator.batches import Batch, as_batch
-from pt2qa._simulator.outputs import is_tensor, plain
+from pt2qa._simulator.batches import Batch, as_batch, is_tensor, plain
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import add_state
 from pt2qa.errors import DeploymentError, PluginError

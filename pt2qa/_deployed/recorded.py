@@ -30,9 +30,8 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.prose import counted
 from pt2qa._simulator.accumulate import accumulate
-from pt2qa._simulator.batches import Batch, as_call, flatten_batch
+from pt2qa._simulator.batches import Batch, as_call, flatten_batch, leaves_of, tensor_outputs
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.outputs import leaves_of, tensor_outputs
 from pt2qa._simulator.verification import digest_of, graph_outputs
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran

@@ -15,9 +15,8 @@ from pt2qa._check.report import Findings
 from pt2qa._check.rules import RULES
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case
-from pt2qa._diagnosis.hypotheses.deployed import Kernels
-from pt2qa._diagnosis.report import Diagnosis
-from pt2qa._diagnosis.rows import AsideRow
+from pt2qa._diagnosis.hypotheses.stages import Kernels
+from pt2qa._diagnosis.report import AsideRow, Diagnosis
 from pt2qa._diagnosis.search import Search
 from pt2qa._diagnosis.verdict import next_command, search_target, story_of, target_of, unit_of, verdict_of
 from pt2qa._diagnosis.worth import LEAST, MACS, Worth

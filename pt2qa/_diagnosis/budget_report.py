@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-import numpy.typing as npt
-
 from pt2qa._decibels import decibels, summed
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import stacked
@@ -18,6 +16,7 @@ from pt2qa._report.formats import absent, decibel, share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
+from pt2qa._report.sums import Sums
 
 HALF: Final = 0.5
 """Share of the attributed noise above which one mechanism is the fault."""
@@ -107,7 +106,7 @@ class ErrorBudget(DataReport):
     """
 
     counts_set_apart: ClassVar[bool] = False
-    merges_in: ClassVar[str] = "pt2qa._diagnosis.merging"
+    merges_in: ClassVar[str] = "pt2qa._diagnosis.budget"
     usual_measures: ClassVar[tuple[str, ...]] = ("noise",)
     ties: ClassVar[str] = "noise_share"
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "method", "outputs")
@@ -118,7 +117,7 @@ class ErrorBudget(DataReport):
     projections: Count
     signal: float
     noise: float
-    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=2)] = field(default_factory=dict, compare=False)
+    sums: Annotated[Sums, column(since=2)] = field(default_factory=dict, compare=False)
 
     @derived(unit="dB", judged=True)
     def sqnr(self) -> float:

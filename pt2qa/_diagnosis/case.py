@@ -18,7 +18,7 @@ from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
-from pt2qa._reconfigure.costs import Costs, costs_from, costs_of
+from pt2qa._reconfigure.candidates import Costs, costs_from, costs_of
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.ranges import Observed, observe
@@ -250,20 +250,17 @@ class Case:
     def noises(self) -> SiteNoises:
         """The output noise of each site as it is (``quantized``), and with the parameters in :attr:`instead`."""
         if self.known_noises is None:
-            self.known_noises = self._measured_noises()
+            found = site_noises(
+                self.pair,
+                self.data,
+                self._variants,
+                sampled=("fitted", "by channel"),
+                quantized=self.judge.outputs if self.pair is self.judge.pair else None,
+                relative=True,
+            )
+            stop_if_interrupted(found.notes)
+            self.known_noises = found
         return self.known_noises
-
-    def _measured_noises(self) -> SiteNoises:
-        found = site_noises(
-            self.pair,
-            self.data,
-            self._variants,
-            sampled=("fitted", "by channel"),
-            quantized=self.judge.outputs if self.pair is self.judge.pair else None,
-            relative=True,
-        )
-        stop_if_interrupted(found.notes)
-        return found
 
     def _variants(self, site: Site) -> dict[str, Variant]:
         own = {"quantized": Variant(own_rounding(self.pair.simulator, site))}

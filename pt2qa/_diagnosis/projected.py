@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import chain
 from math import nan
 from typing import Any, Literal
 
@@ -18,7 +20,7 @@ from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added, as_fields
-from pt2qa._report.sums import QUANTIZATION
+from pt2qa._report.sums import FIRST, LARGEST, QUANTIZATION, Mergeable
 from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS
@@ -35,10 +37,9 @@ from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
 from pt2qa._sensitivity.roundings import Rounding, Variant, with_roundings
-from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Site
@@ -60,9 +61,12 @@ MOST = 8
 ENOUGH = 8
 """Samples that show whether another rounding of a site would be better."""
 
+BY_KEY = {"merge": lambda one, other: {key: one.get(key, 0.0) + value for key, value in other.items()}}
+"""Numbers by key add up."""
+
 
 @dataclass(frozen=True, slots=True)
-class SiteNoises:
+class SiteNoises(Mergeable):
     """The squared output error of each variant of each site alone, summed over the data.
 
     ``noise`` is by site index and name of the variant; a value that is quantized twice alike is one site, the first.
@@ -71,20 +75,20 @@ class SiteNoises:
     Reports must agree in ``settings`` to be merged; ``flops`` are of the first batch, by step.
     """
 
-    noise: Mapping[Key, float]
-    variance: Mapping[Key, float]
+    noise: Mapping[Key, float] = field(metadata=BY_KEY)
+    variance: Mapping[Key, float] = field(metadata=BY_KEY)
     signal: float
     measured: float
-    outputs: tuple[str, ...]
-    method: Literal["projection", "exact"]
-    projections: int
+    outputs: tuple[str, ...] = field(metadata=FIRST)
+    method: Literal["projection", "exact"] = field(metadata={"merge": min})
+    projections: int = field(metadata=LARGEST)
     batches: int
     samples: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = field(metadata={"merge": lambda *both: tuple(dict.fromkeys(chain(*both)))})
     set_apart: tuple[SetApart, ...]
-    input_ranges: tuple[InputRange, ...]
-    settings: Mapping[str, str]
-    flops: Mapping[int, int]
+    input_ranges: tuple[InputRange, ...] = field(metadata={"merge": lambda *both: added(both)})
+    settings: Mapping[str, str] = field(metadata=FIRST)
+    flops: Mapping[int, int] = field(metadata=FIRST)
 
 
 def site_noises(
@@ -125,7 +129,10 @@ def site_noises(
     paths = plan_paths(pair.program)
     sites = {path.site for path in paths}
     wanted = {site.index: dict(variants(site)) for site in pair.sites if site.nested or site.index in sites}
-    if method == "auto" and sum(_runs(each) for each in wanted.values()) <= RUNS:
+    if (
+        method == "auto"
+        and sum(len({run for own in each.values() for run in own.both}) for each in wanted.values()) <= RUNS
+    ):
         method = "exact"
     noises = _Noises(
         pair=pair,
@@ -160,24 +167,8 @@ def site_noises(
 
 
 def together(parts: Sequence[SiteNoises]) -> SiteNoises:
-    if len(parts) == 1:
-        return parts[0]
     apart = numbered_on([each.set_apart for each in parts], [each.batches + len(each.set_apart) for each in parts])
-    first, *others = parts
-    for each in others:
-        first = replace(
-            first,
-            noise={key: first.noise.get(key, 0.0) + noise for key, noise in each.noise.items()},
-            variance={key: first.variance.get(key, 0.0) + variance for key, variance in each.variance.items()},
-            signal=first.signal + each.signal,
-            measured=first.measured + each.measured,
-            method="exact" if "exact" in (first.method, each.method) else "projection",
-            projections=max(first.projections, each.projections),
-            batches=first.batches + each.batches,
-            samples=first.samples + each.samples,
-            notes=tuple(dict.fromkeys((*first.notes, *each.notes))),
-        )
-    return replace(first, set_apart=apart, input_ranges=added(each.input_ranges for each in parts))
+    return replace(reduce(SiteNoises.merge, parts), set_apart=apart)
 
 
 @dataclass
@@ -362,10 +353,6 @@ class _Noises(Tally):
             settings=settings,
             flops={} if self.seen is None else self.seen.flops,
         )
-
-
-def _runs(variants: Mapping[str, Variant]) -> int:
-    return len({each for variant in variants.values() for each in variant.both})
 
 
 def _noise(start: Any, end: Any, weights: Sequence[float] | None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,8 +13,8 @@ from pt2qa._deployed.report import DeployedReport
 from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
-from pt2qa._diagnosis.hypotheses.deployed import Kernels
-from pt2qa._diagnosis.rows import ADVICE, CauseRow, FigureRow, TriedRow, between
+from pt2qa._diagnosis.hypotheses.stages import Kernels
+from pt2qa._diagnosis.report import ADVICE, CauseRow, FigureRow, TriedRow, between
 from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
@@ -305,7 +305,7 @@ class Search:
         start, before, rows = self.state, self.quality, len(self.rows)
         left = self._left = []
         little = []
-        for each in _distinct(hypotheses):
+        for each in {(each.cause, each.name, each.remedy): each for each in hypotheses}.values():
             noise = (
                 f"its sites cause only {share(each.share)} % of the noise of all sites"
                 if each.share < 1
@@ -548,10 +548,6 @@ def _how(each: Hypothesis) -> str:
     if each.gain is not None:
         return "deployed" if each.treatment != Treatment() else "compared"
     return "quantized again" if each.treatment.requantizes else "simulated"
-
-
-def _distinct(hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
-    return list({(each.cause, each.name, each.remedy): each for each in hypotheses}.values())
 
 
 def _is_alike(gain: Gain, best: Gain) -> bool:

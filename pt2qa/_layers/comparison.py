@@ -21,15 +21,20 @@ from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import QUANTIZATION
-from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, first_fault, refuse_empty
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element
+from pt2qa._simulator.accumulate import (
+    Tally,
+    accumulate,
+    empty_batch,
+    first_fault,
+    input_ranges,
+    is_empty,
+    refuse_empty,
+)
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.isolated_check import Isolated
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.nonfinite import is_empty
-from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Outputs, Verification

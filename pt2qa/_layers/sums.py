@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pt2qa._layers.rows import LayerRow
-from pt2qa._metrics import ErrorSums, Metric, NoiseSums
+from pt2qa._metrics import ENDS, ErrorSums, Metric, NoiseSums
 from pt2qa._report.columns import Count
 from pt2qa._report.merging import merged_data
 from pt2qa._report.sums import EACH, FIRST, MERGED, Mergeable, Sums, pack, settings_of, unpack, why_not
@@ -114,44 +114,32 @@ def tables(sums: Sequence[RowSums], *, only_apart: bool) -> dict[str, Any]:
     return {name: tuple(rows) for name, rows in found.items()}
 
 
+_KNOWN = (
+    *("handle", "name", "module", "op", "observed_at", "scale", "zero_point"),
+    *("part_of", "step", "answers_for", "inputs"),
+)
+"""What a row says before any batch."""
+
+
 def _row(row: Compared, totals: Totals, input_sqnr: float) -> LayerRow:
     sums = totals.sums
     nonfinite_alone = math.isnan(totals.isolated.noise)
     alone = "NaN or infinite when run by itself" if nonfinite_alone and not sums.nonfinite else ""
     range_use, excess_lsb = _reach(row, sums)
     return LayerRow(
-        handle=row.handle,
-        name=row.name,
-        module=row.module,
-        op=row.op,
-        observed_at=row.observed_at,
+        **{name: getattr(row, name) for name in _KNOWN},
         dtype=row.dtype or totals.dtype,
-        scale=row.scale,
-        zero_point=row.zero_point,
         shape=totals.shape or (),
-        sqnr=sums.sqnr,
+        **{name: getattr(sums, name) for name in ("sqnr", "mse", "cosine", "l1", "atol", "ref_mean", "quant_mean")},
         isolated_sqnr=totals.isolated.sqnr,
         rounding_sqnr=totals.rounding.sqnr,
-        mse=sums.mse,
-        cosine=sums.cosine,
-        l1=sums.l1,
-        atol=sums.atol,
         max_lsb=sums.atol / row.scale if row.scale > 0 else math.nan,
         saturation=totals.clamped / totals.clamped_of if totals.clamped_of else math.nan,
-        ref_min=sums.ref_min if sums.count else math.nan,
-        quant_min=sums.quant_min if sums.count else math.nan,
-        ref_max=sums.ref_max if sums.count else math.nan,
-        quant_max=sums.quant_max if sums.count else math.nan,
-        ref_mean=sums.ref_mean,
-        quant_mean=sums.quant_mean,
+        **(dict.fromkeys(ENDS, math.nan) if not sums.count else {name: getattr(sums, name) for name in ENDS}),
         range_use=range_use,
         note="; ".join(filter(None, (row.note, *((row.problem,) if row.problem else (sums.reason, alone))))),
-        part_of=row.part_of,
-        step=row.step,
-        answers_for=row.answers_for,
         input_sqnr=input_sqnr,
         excess_lsb=excess_lsb,
-        inputs=row.inputs,
         nonfinite=nonfinite_alone or bool(sums.nonfinite or sums.excluded),
         custom={name: float(metric.compute()) for name, metric in totals.custom.items()},
     )

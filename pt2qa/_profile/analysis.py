@@ -27,9 +27,8 @@ from pt2qa._ranks import NoBatchError, over_ranks
 from pt2qa._report.prose import counted, few
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, peeked
-from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch
+from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch, structured
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.outputs import structured
 from pt2qa._simulator.positions import Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import CaptureError, DeploymentError, SelectionError

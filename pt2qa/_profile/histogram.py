@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, nan
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from pt2qa._report.sums import Array
 from pt2qa.errors import ReportError
 
-Array = npt.NDArray[Any]
 Packed = dict[str, Array]
 """Arrays by name; those of value i are ``offsets[i]`` to ``offsets[i + 1]``."""
 

@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from pt2qa._near_names import near_names
 from pt2qa._profile.histogram import (
@@ -29,10 +28,10 @@ from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
+from pt2qa._report.sums import Array, Sums
 from pt2qa._report.table import ranked
 from pt2qa.errors import ReportError
 
-Array = npt.NDArray[Any]
 SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
 
 OUTLIERS: Final = 4.0
@@ -75,10 +74,10 @@ class Profile(DataReport):
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer", "side")
 
     rows: tuple[ProfileRow, ...]
-    histograms: dict[str, npt.NDArray[Any]] = field(compare=False)
-    channels: dict[str, npt.NDArray[Any]] = field(compare=False)
+    histograms: Sums = field(compare=False)
+    channels: Sums = field(compare=False)
     side: str
-    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    sums: Annotated[Sums, column(since=3)] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.side not in SIDES:

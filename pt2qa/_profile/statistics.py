@@ -10,24 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import CHUNK, float64, scratch, value_range
+from pt2qa._metrics import CHUNK, SMALLEST_SQUARES, float64, scratch, value_range
 from pt2qa._profile.histogram import SHIFT, Histogram
-from pt2qa._report.sums import LARGEST, MERGED, SMALLEST, Mergeable
-
-Array = npt.NDArray[Any]
+from pt2qa._report.sums import LARGEST, MERGED, SMALLEST, Array, Mergeable
 
 _PREFIXES = 1 << (32 - SHIFT)
 """How many values the bits of a float32 have that a bin is told by."""
-
-_SMALLEST_SQUARE_SUM = 1e-24
-"""Below this a float32 sum of squares may have lost elements to underflow; it is computed again in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ def _fast(x: Tensor) -> Statistics | None:
     apart = torch.sub(x, centre, out=scratch(x))
     shift = float(apart.sum())
     squares = float(apart.square_().sum())
-    if not (math.isfinite(squares) and (squares >= _SMALLEST_SQUARE_SUM or smallest == largest)):
+    if not (math.isfinite(squares) and (squares >= SMALLEST_SQUARES or smallest == largest)):
         return None
     # Sums of ones are exact in float32 up to 2**24.
     filled = count if smallest > 0 or largest < 0 else int(torch.sign(x, out=scratch(x)).abs_().sum())

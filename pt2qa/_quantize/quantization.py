@@ -7,18 +7,21 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_to_edit, share_constants
-from pt2qa._graph.handles import OpName, name_of, op_of
+from pt2qa._graph.copies import copy_nodes, copy_to_edit, share_constants
+from pt2qa._graph.handles import OpName, name_of, op_of, ops_of
+from pt2qa._graph.internals import flow_runtime
 from pt2qa._graph.internals.allocator import return_freed_memory
-from pt2qa._graph.internals.flow_runtime import set_parameters
+from pt2qa._graph.internals.flow_runtime import BIAS, set_parameters
 from pt2qa._graph.internals.nodes import CUSTOM, MODULE_STACK
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_quantized_weights, is_observer
@@ -26,19 +29,21 @@ from pt2qa._graph.matching import complete_handles
 from pt2qa._quantize.calibration import calibrate, read_calls, saw_nonfinite, shared_calibration
 from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, refuse_float64_observers, rewriting_note
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
-from pt2qa._quantize.late_edits import give_biases, make_late_edits
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._ranks import everywhere, first_anywhere, in_step
-from pt2qa._report.notes import Note
+from pt2qa._report.notes import Note, notes_without
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.quant_ops import is_quantization
 from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
+from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
+from pt2qa.overrides.sharing import root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.registry import edit_before_convert
 
@@ -345,3 +350,140 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
             )
         raise QuantizeError(f"{why}.") from error
     return quant_ops.strip_quantization(unfolded), quantized
+
+
+def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair | None:
+    """What :func:`pt2qa.quantize` makes of ``overrides`` on the same calibration data, without doing so.
+
+    Only where they add ``range`` and ``bias`` edits to those of the pair: neither changes an op, what an observer sees,
+    or the weights.  The pair's graph is taken with other scales, zero points and biases, and shares everything else.
+    None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
+    """
+    recipe = pair.recipe
+    if recipe is None or recipe.qat or any(site.kind == "bias" for site in pair.sites):
+        return None
+    known, added = overrides.edits[: len(recipe.edits)], overrides.edits[len(recipe.edits) :]
+    if known != recipe.edits or not {edit.kind for edit in added} <= {"bias", "range"}:
+        return None
+    annotations = recipe.annotations.with_edits(added)
+    ranges = _ranges(pair, recipe.annotations, annotations)
+    reference, quantized = map(copy_nodes, (pair.reference, pair.quantized))
+    biases = [edit for edit in added if edit.kind == "bias"]
+    if ranges is None or not can_add_to_biases(quantized, biases, pair.names):
+        return None
+    copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
+    _set_ranges(pair, copies, ranges)
+    quantized.recompile()
+    for graph in (reference, quantized):
+        give_biases(graph, biases, pair.names)
+    make_late_edits(quantized, biases, pair.names)
+    name = describe(recipe.plugin)
+    return replace(
+        pair,
+        reference=reference,
+        quantized=quantized,
+        notes=(*notes_without("overrides", pair.notes), *override_notes(overrides, name, pair.model)),
+        recipe=replace(recipe, annotations=annotations, edits=overrides.edits),
+    )
+
+
+def _ranges(pair: QuantizedPair, before: Annotations, after: Annotations) -> dict[int, tuple[float, int]] | None:
+    """Scale and zero point by site, of those whose spec is another; None where a site would not have just these."""
+    changed = {point for point, spec in after.specs.items() if spec is not before.specs[point]}
+    found = {}
+    for index, points in before.points_at(pair.sites).items():
+        roots = {root for point in points if (root := root_of(after.specs, point)) is not None}
+        if changed.isdisjoint(roots):
+            continue
+        site, specs = pair.sites[index], [after.specs[root] for root in changed.intersection(roots)]
+        wanted = {(float(spec.scale), int(spec.zero_point)) for spec in specs}
+        if len(specs) != len(roots) or len(wanted) != 1:
+            return None
+        if site.kind != "activation" or not isinstance(site.params.scale, float):
+            return None
+        [found[index]] = wanted
+    return found
+
+
+def _set_ranges(pair: QuantizedPair, copies: Mapping[Node, Node], ranges: Mapping[int, tuple[float, int]]) -> None:
+    by_name = {node.name: copies[node] for node in pair.quantized.graph.nodes}
+    for step in pair.program.steps:
+        if step.site is not None and step.site in ranges:
+            rounded = by_name[step.node].args[0]
+            assert isinstance(rounded, Node), "a dequantize node reads the quantize node"
+            for node in (rounded, *rounded.users):
+                value, _, _, *others = node.args
+                node.args = (value, *ranges[step.site], *others)
+
+
+_TAKE_A_BIAS: Final = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
+"""With as many channels as the first axis of the weight has."""
+
+
+def give_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> None:
+    """Gives the ops of ``bias`` edits that have no bias one of zeros, in place; their outputs stay as they are."""
+    nodes = ops_of(graph, names)
+    for name in dict.fromkeys(edit.ops[0] for edit in edits if edit.kind == "bias"):
+        if name in nodes and _lacks_bias(nodes[name]):
+            flow_runtime.give_bias(graph, name, nodes[name])
+
+
+def make_late_edits(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> dict[str, Tensor]:
+    """Makes the ``bias`` and ``round`` edits in place; returns the parameters that were there, by attribute."""
+    nodes = ops_of(graph, names)
+    before: dict[str, Tensor] = {}
+    for edit in edits:
+        if edit.kind not in ("bias", "round"):
+            continue
+        node = nodes.get(edit.ops[0])
+        if node is None:
+            raise QuantizeError(f"{edit}: the graph that is quantized has no such op")
+        is_bias = edit.kind == "bias"
+        target = _bias_of(node) if is_bias else _weight_of(graph, node)
+        if target is None:
+            raise QuantizeError(f"{edit}: it has no {'bias' if is_bias else 'int8 weight'} of its own")
+        parameter = graph.get_parameter(target).detach()
+        if parameter.numel() != len(edit.numbers):
+            raise QuantizeError(f"{edit}: the {'bias' if is_bias else 'weight'} has the shape {tuple(parameter.shape)}")
+        before.setdefault(target, parameter)
+        make = flow_runtime.add_to_biases if is_bias else flow_runtime.set_integers
+        make(graph, nodes, [(edit.ops[0], edit.values)])
+    return before
+
+
+def can_add_to_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> bool:
+    """Whether each op of ``bias`` edits is in a graph, without a bias, or with one of its own that is not quantized."""
+    nodes = ops_of(graph, names)
+    found = [nodes.get(edit.ops[0]) for edit in edits]
+    return all(node is not None and (_lacks_bias(node) or _bias_of(node) is not None) for node in found)
+
+
+def _lacks_bias(node: Node) -> bool:
+    """Whether an op with a weight of its own takes a bias and has none."""
+    if op_of(node.target) not in _TAKE_A_BIAS or (len(node.args) > BIAS and node.args[BIAS] is not None):
+        return False
+    source = node.args[1]
+    while isinstance(source, Node) and (source.op == "call_module" or is_quantization(source)):
+        source = source.args[0]
+    return isinstance(source, Node) and source.op == "get_attr"
+
+
+def _bias_of(node: Node) -> str | None:
+    """The parameter that is an op's bias, if no other op reads it; an observer may be between."""
+    found = node.args[BIAS] if len(node.args) > BIAS else None
+    while isinstance(found, Node) and found.op == "call_module" and len(found.users) == 1:
+        found = found.args[0]
+    own = isinstance(found, Node) and found.op == "get_attr" and len(found.users) == 1
+    return str(found.target) if own and isinstance(found, Node) else None
+
+
+def _weight_of(prepared: GraphModule, node: Node) -> str | None:
+    """The parameter that is an op's weight, observed as int8, if no other op reads it."""
+    read = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(read, Node) or read.op != "call_module" or len(read.users) != 1:
+        return None
+    source, observer = read.args[0], prepared.get_submodule(str(read.target))
+    assert isinstance(source, Node), "an observer observes a value"
+    own = source.op == "get_attr" and len(source.users) == 1 and is_observer(observer)
+    known = getattr(observer, "dtype", None) is torch.int8 and getattr(observer, "ch_axis", 0) in (0, -1)
+    return str(source.target) if own and known else None

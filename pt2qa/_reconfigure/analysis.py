@@ -1,35 +1,38 @@
-"""From sensitivities to a converted and measured configuration."""
+"""From each site's noise in each output to a converted and measured configuration."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pt2qa._ambient import torch_defaults
+from pt2qa._decibels import power
+from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, Recipe, check_pair
-from pt2qa._ranks import in_step
-from pt2qa._reconfigure.baseline import Baseline, with_free_edits
-from pt2qa._reconfigure.candidates import Fallback, applied, candidates_of, edges_by_site, unintended
-from pt2qa._reconfigure.costs import costs_of
-from pt2qa._reconfigure.noises import check_given, noises_of
+from pt2qa._ranks import in_step, same_everywhere
+from pt2qa._reconfigure.candidates import Fallback, Noise, applied, candidates_of, costs_of, edges_by_site, unintended
 from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, reported, stages, target_text, verdict
-from pt2qa._reconfigure.report import Reconfiguration, Stage
-from pt2qa._reconfigure.search import Converted, Search, Selection, aimed_until_met
+from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
+from pt2qa._reconfigure.search import Baseline, Converted, Search, Selection, aimed_until_met, repaired, with_free_edits
+from pt2qa._repair.guard import LEAST_GAIN
 from pt2qa._repair.methods import methods_named
+from pt2qa._sensitivity.analysis import sensitivity as noise_of_sites
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
-from pt2qa._trials.folds import Folds
-from pt2qa._trials.judge import Judge
+from pt2qa._trials.judge import Judge, SimulatedModel
+from pt2qa._trials.outcome import Folds, Outcome, outcome_of
 from pt2qa._trials.target import Budget, Target, read_target
 from pt2qa._trials.treatment import Treatment
-from pt2qa.errors import SelectionError
+from pt2qa.errors import BatchError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit
-from pt2qa.plugins.abilities import levels_of
+from pt2qa.plugins.registry import levels_of
 
 
 @torch_defaults
@@ -223,3 +226,207 @@ def recipe_of(pair: QuantizedPair, fallback: Fallback) -> Recipe:
         has = ", ".join(level for level in levels if level in ("float", "int16", "dynamic"))
         raise SelectionError(f"fallback: got {fallback!r}, expected one that {recipe.plugin.name} supports: {has}.")
     return recipe
+
+
+Noises = tuple[dict[int, Noise], tuple[str, ...]]
+"""The noise of each site in each output, and notes."""
+
+
+def noises_of(base: Baseline, given: SensitivityReport | None, progress: bool | None) -> Noises:
+    """Measured per output, unless there is one, and ``given`` is a finished report of the pair by site."""
+    pair, reference = base.pair, base.judge.reference
+    single = len(reference.names) == 1
+    if single and given is not None and len(given.rows) == given.planned:
+        return _together([given])
+    positions = [None] if single or not reference.names else reference.positions
+    try:
+        reports = [
+            noise_of_sites(
+                pair,
+                reference,
+                inputs_of=operator.attrgetter("batch"),
+                mask=reference.data.mask,
+                post_process=None if position is None else functools.partial(_leaf, position),
+                progress=progress,
+            )
+            for position in positions
+        ]
+    except BatchError:  # quantized, the model is finite on no batch, which is what the search is to repair
+        return _alone(base)
+    return _together(reports)
+
+
+def _alone(base: Baseline) -> Noises:
+    """Measured on the whole model with one site quantized at a time."""
+    of_site = {}
+    for site in range(len(base.pair.sites)):
+        run = SimulatedModel(base.pair, frozenset({site})).of_item
+        found = outcome_of(base.judge.reference.of(base.pair), run)
+        of_site[site] = tuple(_share(power(-sqnr), 1.0) for _, sqnr in found.outputs)
+    return of_site, ("the quantized model returns NaN on every batch, so each site was quantized and measured alone",)
+
+
+def check_given(pair: QuantizedPair, given: SensitivityReport) -> None:
+    if given.group != "site":
+        raise SelectionError(f"sensitivity: got rows by {given.group}, expected one per site. Leave out group=.")
+    about = given.quantizer, given.environment.fingerprint
+    if about != (pair.quantizer, pair.environment.fingerprint) or {row.site for row in given.rows} - {
+        site.index for site in pair.sites
+    }:
+        raise SelectionError(
+            f"sensitivity: got the report of another pair, {given.model}, quantized by {given.quantizer}; expected "
+            f"{pair.model}, quantized by {pair.quantizer}. Without sensitivity=, it is measured."
+        )
+
+
+def _together(reports: Sequence[SensitivityReport]) -> Noises:
+    sites: dict[int, list[float]] = {}
+    for number, report in enumerate(reports):
+        for row in report.rows:
+            sites.setdefault(row.site, [0.0] * len(reports))[number] = _share(row.noise, report.signal)
+    # With several outputs most sites do not reach all of them; keep only notes that all reports share.
+    said = [note for note in reports[0].notes if all(note in report.notes for report in reports)]
+    return {site: tuple(noise) for site, noise in sites.items()}, tuple(said)
+
+
+def _share(noise: float, signal: float) -> float:
+    """Noise as a share of the signal; infinite if it is nan, so that such a site is the first to go."""
+    if math.isnan(noise):
+        return math.inf
+    return noise / signal if signal > 0 else noise
+
+
+def _leaf(position: int, outputs: Any) -> Any:
+    return pytree.tree_leaves(outputs)[position]
+
+
+@torch_defaults
+@in_step
+def repair(
+    pair: QuantizedPair,
+    batches: Iterable[Any],
+    *,
+    methods: Sequence[str] | None = None,
+    metric: Callable[[Callable[..., Any]], float] | None = None,
+    calibration: Iterable[Any] | None = None,
+    inputs_of: Callable[[Any], Batch] | None = None,
+    mask: Mask | None = None,
+    verify_code: bool = True,
+    progress: bool | None = None,
+) -> Reconfiguration:
+    """Improves a quantized model without making it slower: the same ops and kernels, with better numbers in them.
+
+    Methods:
+        ``shifting``: moves the channel offsets of norms into the biases around them.
+        ``equalization``: scales channels of unequal size, in the weights that write and read them.
+        ``ranges``: chooses the range of each activation, or group that shares one, for the least error of the output.
+        ``rounding``: rounds weights with error feedback between their columns; only if it is named.
+        ``biases``: corrects the mean error of each convolution and linear, as far as that helps the output.
+
+    Each method is fitted to one half of the calibration batches and measured on the other, and vice versa; if it gains
+    there and also on ``batches``, it is applied, fitted to all of them.
+
+    Args:
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        batches: data on which the result is measured, preferably not the calibration batches; a list, or a loader that
+            starts over.
+        methods: names of methods; None: all but ``rounding``.
+        metric: a function of a model, such as accuracy on your own data, to report in addition to the SQNR: of the
+            float model, and before and after the repair.  The model is called like the captured one.
+        calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.
+        inputs_of: maps an item of ``batches`` to a batch.
+        mask: which positions count where a repair is measured, in ``batches`` and in the calibration batches, as in
+            :func:`pt2qa.compare_layers`.  Methods are fitted to all positions, which the kernels compute.
+        verify_code: whether to execute ``report.code`` in an export flow of its own and to compare its outputs.
+        progress: whether to show progress bars; None: if stderr is a terminal.
+
+    Returns:
+        The report; ``report.pair`` is the new pair, the given one if nothing helps, and ``report.plan`` is passed to
+        :func:`pt2qa.quantize` as ``overrides``.  The notes say for each method what it gained, or why it was not
+        applied.
+
+    Raises:
+        SelectionError: there is no such method, no output is floating-point, or the pair was trained (QAT) or not made
+            by pt2qa.
+        BatchError: there is no batch.
+
+    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> repaired = pt2qa.repair(pair, [x], progress=False)
+    >>> [stage.name for stage in repaired.stages][:2]
+    ['before', 'converted']
+    """
+    check_pair(pair)
+    recipe = recipe_of(pair, "float")
+    chosen = methods_named(methods, "methods")
+    if recipe.qat:
+        raise SelectionError(
+            "this pair was trained (QAT), so its ranges and weights are learned. Pass one that was quantized without "
+            "qat=True."
+        )
+    data = Data("batches", batches, inputs_of, mask, progress)
+    fit_to = calibration_for(recipe, calibration, data)
+    judge = Judge(pair, data, None, "repair", unit="evaluation", calibration=None if calibration is None else fit_to)
+    reference = judge.reference
+    notes = [*judge.notes, *pair.verify(reference.first.batch)]
+    folds = Folds(pair, fit_to)
+    fitted_before = folds.quality(pair)
+    steps = [Baseline(judge)]
+    for method in chosen:
+        steps.append(repaired(steps[-1], method, folds))
+    final = steps[-1]
+    judge.bar.close()
+    if final.pair is not pair:
+        notes += final.pair.verify(reference.first.batch)
+    before, after = steps[0].outcome, final.outcome
+    sites, on = len(pair.sites), len(final.pair.sites)
+    return reported(
+        judge,
+        final.pair,
+        judge.plan(final.state),
+        _verdict(before, after, final.state.edits),
+        [*notes, *final.notes],
+        verify_code,
+        rows=tuple(free_rows(pair, final)),
+        curve=tuple(
+            CurvePoint(name, len(step.state.edits), 0.0, 0.0, math.nan, step.outcome.value)
+            for name, step in zip(["none", *(method.name for method in chosen)], steps, strict=True)
+        ),
+        stages=(
+            *stages("before", before, 0.0, sites),
+            *stages("converted", after, 0.0, on),
+            Stage("before, calibration", fitted_before.value, 0.0, sites),
+            Stage("converted, calibration", folds.quality(final.pair).value, 0.0, on),
+            *_metric_stages(metric, pair, final.pair),
+        ),
+        target="accuracy at no cost at run time",
+        met=int(bool(final.state.edits) and after.gain_over(before).value >= LEAST_GAIN),
+    )
+
+
+def _metric_stages(
+    metric: Callable[[Callable[..., Any]], float] | None, before: QuantizedPair, after: QuantizedPair
+) -> Iterator[Stage]:
+    if metric is None:
+        return
+    name = Target(-math.inf, metric).name
+    sites = len(before.sites)
+    models = (
+        ("float", SimulatedModel(before, frozenset()), 1.0, 0),
+        ("before", before.quantized, 0.0, sites),
+        ("converted", after.quantized, 0.0, len(after.sites)),
+    )
+    for stage, model, macs, on in models:
+        yield Stage(f"{stage}, {name}", same_everywhere(float(metric(model)), name), macs, on)
+
+
+def _verdict(before: Outcome, after: Outcome, edits: Sequence[Edit]) -> str:
+    if not edits:
+        return f"Nothing to repair: no method gains on held-out data; SQNR {before.value:.4g} dB."
+    gain = f"SQNR {before.value:.4g} dB before, {after.value:.4g} dB converted and measured"
+    if not after.gain_over(before).value >= LEAST_GAIN:
+        return f"Hardly any gain: {gain}. The gain on calibration data does not carry over to these batches."
+    text = f"Repaired at no cost at run time: {gain}"
+    if not math.isnan(before.labels):
+        text += f"; labels kept {100 * before.labels:.3g} % before, {100 * after.labels:.3g} % after"
+    return f"{text}."

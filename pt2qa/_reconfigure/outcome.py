@@ -10,10 +10,9 @@ from typing import Any
 from pt2qa._decibels import power
 from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._quantize.plain_flow import kept_flow
-from pt2qa._reconfigure.baseline import Baseline
 from pt2qa._reconfigure.candidates import Noise
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
-from pt2qa._reconfigure.search import Search, SearchResult, Selection
+from pt2qa._reconfigure.search import Baseline, Search, SearchResult, Selection
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import as_fields
 from pt2qa._trials.judge import Judge

@@ -38,7 +38,7 @@ from pt2qa._repair.ranges import ends_of, moved
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
 from pt2qa._simulator.program import Constant, Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.folds import Add, Folds, Sums, total
+from pt2qa._trials.outcome import Add, Folds, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.channels import Chain, Side, channels_in

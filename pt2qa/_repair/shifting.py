@@ -32,11 +32,10 @@ from pt2qa._repair.ranges import moved
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.roundings import Rounding, rounding, with_roundings
 from pt2qa._simulator.program import Program
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.channels import Chain
-from pt2qa.overrides.norms import norms_in
-from pt2qa.overrides.parameters import with_folded_norms
+from pt2qa.overrides.parameters import norms_in, with_folded_norms
 from pt2qa.overrides.plan import Edit, in_base64
 
 LEAST = 0.1

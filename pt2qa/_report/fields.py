@@ -45,10 +45,10 @@ from pt2qa._report.columns import (
     to_columns,
 )
 from pt2qa._report.notes import KINDS, Note
+from pt2qa._report.sums import Array
 from pt2qa.errors import ReportError
 
 Value = TypeVar("Value")
-Array = npt.NDArray[Any]
 
 ARRAYS: Final = (np.ndarray, npt.NDArray)
 """The origins of ``NDArray[...]``: that of its value, or, with numpy 2.5 and later, the alias itself."""

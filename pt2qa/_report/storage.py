@@ -19,7 +19,8 @@ import numpy as np
 
 from pt2qa import __version__
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.fields import Array, Source, codecs_of, decode, encode
+from pt2qa._report.fields import Source, codecs_of, decode, encode
+from pt2qa._report.sums import Array
 from pt2qa.errors import ReportError
 
 ReportType = TypeVar("ReportType", bound=type[Any])

@@ -21,7 +21,7 @@ from pt2qa._report.columns import Column, number_of
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]
-Sums = dict[str, npt.NDArray[Any]]
+Sums = dict[str, Array]
 """What a report keeps: arrays by group and path, and its settings."""
 
 State = TypeVar("State")

@@ -24,10 +24,9 @@ from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedB
 from pt2qa._sensitivity.report import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
-from pt2qa._simulator.accumulate import accumulate, empty_batch
+from pt2qa._simulator.accumulate import accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, digest_of

@@ -18,9 +18,8 @@ from pt2qa._sensitivity.gradients import laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.paths import Path
 from pt2qa._sensitivity.site_groups import SiteGroup, steps_behind
 from pt2qa._simulator.batches import count_samples
-from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.products import arguments_of
+from pt2qa._simulator.products import FlopCounter, arguments_of, own_multiply_adds
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator, Values
 

@@ -16,9 +16,8 @@ from pt2qa._metrics import ErrorSums, divergence, error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.report import SensitivityBatch, SensitivityPart
-from pt2qa._simulator.accumulate import empty_batch, first_fault
-from pt2qa._simulator.nonfinite import unlike
-from pt2qa._simulator.outputs import leaf_names, structured
+from pt2qa._simulator.accumulate import empty_batch, first_fault, unlike
+from pt2qa._simulator.batches import leaf_names, structured
 from pt2qa._simulator.simulator import Simulator
 from pt2qa.errors import SelectionError
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from pt2qa._graph.handles import op_of
 from pt2qa._sensitivity.gradients import float_tensors, laid_out_inputs
 from pt2qa._simulator import op_rules
+from pt2qa._simulator.fused import is_elementwise
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.program import Program, Slot, Step
 from pt2qa._simulator.simulator import Simulator, Values
-from pt2qa._simulator.site_functions import is_elementwise
 
 _LINEAR = {
     *("add", "sub", "mean", "sum", "avg_pool2d", "adaptive_avg_pool2d", "batch_norm", "dropout", "cat", "pad"),

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-import numpy.typing as npt
-
 from pt2qa._decibels import decibels
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import bars
@@ -17,6 +15,7 @@ from pt2qa._report.formats import absent, decibel, number, share
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
+from pt2qa._report.sums import Sums
 from pt2qa._report.table import without_number
 
 ALL_SITES: Final = -1
@@ -179,7 +178,7 @@ class SensitivityReport(DataReport):
     value: float
     data: tuple[SensitivityBatch, ...]
     parts: tuple[SensitivityPart, ...]
-    sums: Annotated[dict[str, npt.NDArray[Any]], column(since=3)] = field(default_factory=dict, compare=False)
+    sums: Annotated[Sums, column(since=3)] = field(default_factory=dict, compare=False)
 
     @derived(unit="dB", judged=True)
     def predicted_sqnr(self) -> float:

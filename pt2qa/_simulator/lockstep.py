@@ -17,10 +17,9 @@ from torch import Tensor
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._metrics import CHUNK, Range, value_range
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.fused import RoundingStats
+from pt2qa._simulator.fused import RoundingStats, is_elementwise
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind
-from pt2qa._simulator.site_functions import is_elementwise
 from pt2qa._simulator.stored import Stored, read
 from pt2qa._simulator.strides import flat, is_plain
 

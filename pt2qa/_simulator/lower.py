@@ -36,10 +36,10 @@ from pt2qa._graph.internals.torch import OpOverload, pytree
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.float_constants import FloatConstants, Path, constant_of, run_on_constants
+from pt2qa._simulator.fused import converted_site, fused_site
 from pt2qa._simulator.lifetimes import has_living_alias, mark_lifetimes, memory_of, slots_in, written_value
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Constant, Nested, Program, QuantParams, Region, Site, Slot, Step, unrounded
-from pt2qa._simulator.site_functions import converted_site, fused_site
 from pt2qa._simulator.stored import WEIGHT_CACHE, Integers, Stored, ValueCache, read, shares_memory
 from pt2qa.errors import PairingError
 

@@ -24,9 +24,8 @@ from pt2qa._graph.internals.torch import pytree, size_expression
 from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.batches import Batch, input_names
+from pt2qa._simulator.batches import Batch, input_names, plain
 from pt2qa._simulator.lockstep import Event, Visit
-from pt2qa._simulator.outputs import plain
 from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.program import Program, Slot, Step
 from pt2qa.errors import BatchError, SelectionError

@@ -23,10 +23,9 @@ from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves, differen
 from pt2qa._graph.handles import handle_of, is_quantization, op_of
 from pt2qa._graph.internals.torch import arguments_of, pytree
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.batches import buffers_kept, written_buffers
+from pt2qa._simulator.batches import buffers_kept, nbytes_of, output_names, plain, written_buffers
 from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
-from pt2qa._simulator.outputs import nbytes_of, output_names, plain
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, graph_values, tensors_equal
 from pt2qa._simulator.strides import copied

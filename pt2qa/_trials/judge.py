@@ -8,15 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pt2qa._quantize.numbers import with_numbers
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
-from pt2qa._quantize.quantization import quantize_again
+from pt2qa._quantize.quantization import quantize_again, with_numbers
 from pt2qa._ranks import same_everywhere
 from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.roundings import readers_of, with_readers, with_roundings
-from pt2qa._simulator.batches import as_batch
+from pt2qa._simulator.batches import as_batch, nbytes_of, structured
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.outputs import nbytes_of, structured
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
 from pt2qa._trials.outcome import Outcome, outcome_of

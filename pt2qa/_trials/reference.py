@@ -15,12 +15,10 @@ from pt2qa._ranks import NoBatchError, batches_before, everywhere, first_anywher
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import DataHealth, SetApart, about_faults
 from pt2qa._sensitivity.metrics import as_real, is_measured
-from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault
-from pt2qa._simulator.batches import Batch, count_samples
+from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault, input_ranges
+from pt2qa._simulator.batches import Batch, count_samples, output_names, plain
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import input_ranges
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.verification import digest_of
 from pt2qa.errors import BatchError
 

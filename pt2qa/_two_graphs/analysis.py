@@ -32,13 +32,20 @@ from pt2qa._report.rows import Environment
 from pt2qa._report.selection import OpKind, select
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, refuse_empty
-from pt2qa._simulator.batches import Batch, buffers_kept, count_samples, flatten_batch, has_no_element, written_buffers
+from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, is_empty, refuse_empty, sample_of, unlike
+from pt2qa._simulator.batches import (
+    Batch,
+    buffers_kept,
+    count_samples,
+    flatten_batch,
+    has_no_element,
+    output_names,
+    plain,
+    written_buffers,
+)
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
-from pt2qa._simulator.nonfinite import is_empty, sample_of, unlike
-from pt2qa._simulator.outputs import output_names, plain
 from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.strides import copied
 from pt2qa._two_graphs.report import LOST, GraphReport

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._decibels import decibels
 from pt2qa._interrupts import raise_if_interrupted
+from pt2qa._metrics import ENDS
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
+from pt2qa._report.sums import Array, Sums
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._simulator.simulator import Body
-from pt2qa._weights.report import BINS, SIDES, WeightReport, span
-from pt2qa._weights.rows import UNQUANTIZED, WeightRow
+from pt2qa._weights.report import BINS, SIDES, UNQUANTIZED, WeightReport, WeightRow, span
 from pt2qa._weights.sums import SumsOfWeights, WeightSums, histograms
 
 
@@ -46,7 +45,7 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
     [('weight', 'int8'), ('bias', 'float32')]
     """
     check_pair(pair)
-    known, rows, counts = SumsOfWeights(), list[WeightRow](), list[npt.NDArray[Any]]()
+    known, rows, counts = SumsOfWeights(), list[WeightRow](), list[Array]()
     for constant, readers in _each_once(pair):
         row = _row(pair, constant, readers, known)
         rows.append(row)
@@ -66,7 +65,7 @@ def weight_rows(pair: QuantizedPair, known: SumsOfWeights) -> tuple[WeightRow, .
     return tuple(_row(pair, constant, readers, known) for constant, readers in _each_once(pair))
 
 
-def _counts(row: WeightRow, constant: Constant, sums: WeightSums) -> npt.NDArray[Any]:
+def _counts(row: WeightRow, constant: Constant, sums: WeightSums) -> Array:
     """The histograms of both sides; zeros where none is drawn."""
     covered = span(row)
     if covered is None:
@@ -145,19 +144,11 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
         scale=scales,
         axis=-1 if axis is None else axis,
         shape=tuple(constant.reference.shape),
-        sqnr=sums.sqnr,
+        **{name: getattr(sums, name) for name in ("sqnr", "mse", "cosine", "l1", "atol", *ENDS)},
         worst_channel=worst,
         worst_channel_sqnr=worst_sqnr,
         dead_channels=dead,
-        mse=sums.mse,
-        cosine=sums.cosine,
-        l1=sums.l1,
-        atol=sums.atol,
         max_lsb=_max_lsb(params, constant, by_channel),
-        ref_min=sums.ref_min,
-        quant_min=sums.quant_min,
-        ref_max=sums.ref_max,
-        quant_max=sums.quant_max,
         note="; ".join(part for part in notes if part),
         quantized=params is not None,
     )
@@ -167,7 +158,7 @@ def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
     return pair.sites[constant.site].params if constant.site is not None else None
 
 
-def _by_side(counts: Sequence[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def _by_side(counts: Sequence[Array]) -> Sums:
     lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
     return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pt2qa._metrics import ErrorSums
+from pt2qa._metrics import SMALLEST_SQUARES, ErrorSums
 from pt2qa._simulator.program import Constant
 from pt2qa._simulator.stored import Integers
 from pt2qa._weights.report import SIDES
@@ -26,9 +26,6 @@ BLOCK = 1 << 19
 
 _PIECE = 1 << 9
 """Values whose squares are added in float32, one after the other."""
-
-_SMALLEST_SQUARES = 1e-24
-"""Below this a float32 sum of squares may have lost values to underflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +213,7 @@ def _untrusted(sums: Tensor) -> Tensor:
     """The channels whose sums in float32 are not finite, or may have lost values."""
     signal, noise, quant_signal, _, atol, ref_min, ref_max, quant_min, quant_max, *_ = sums
     sides = ((signal, ref_min, ref_max), (quant_signal, quant_min, quant_max), (noise, atol, atol))
-    lost = [(squares < _SMALLEST_SQUARES) & ((low != 0) | (high != 0)) for squares, low, high in sides]
+    lost = [(squares < SMALLEST_SQUARES) & ((low != 0) | (high != 0)) for squares, low, high in sides]
     untrusted: Tensor = ~sums.isfinite().all(0) | lost[0] | lost[1] | lost[2]
     return untrusted
 

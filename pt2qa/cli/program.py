@@ -137,7 +137,6 @@ def _commands() -> Any:
     from pt2qa.cli import (  # noqa: F401 - each adds its commands
         analyzing,
         checking,
-        fixing,
         measuring,
         quantizers,
         reading,

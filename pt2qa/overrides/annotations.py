@@ -31,7 +31,7 @@ from pt2qa.overrides.points import (
 )
 from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe
-from pt2qa.plugins.abilities import fusable_of, levels_of, unsupported_reason
+from pt2qa.plugins.registry import fusable_of, levels_of, unsupported_reason
 
 EdgeKind = Literal["activation", "weight", "bias"]
 

@@ -26,5 +26,5 @@ from .code import edited_quantizer_code as edited_quantizer_code, modules_in_flo
 from .code import ops_by_name as ops_by_name
 
 # what a plug-in declares
-from .abilities import backend_of as backend_of, fusable_of as fusable_of, levels_of as levels_of
-from .abilities import quantizer_code as quantizer_code, rules_of as rules_of, unsupported_reason as unsupported_reason
+from .registry import backend_of as backend_of, fusable_of as fusable_of, levels_of as levels_of
+from .registry import quantizer_code as quantizer_code, rules_of as rules_of, unsupported_reason as unsupported_reason

@@ -21,7 +21,7 @@ class QuantizerPlugin(Protocol):
     field can have a help text: ``field(metadata={"help": "..."})``.
 
     The following members, for override plans and the structure check, are optional
-    (:mod:`pt2qa.plugins.abilities` has the defaults):
+    (:mod:`pt2qa.plugins.registry` has the defaults):
 
     - ``levels: ClassVar[tuple[str, ...]]``: the kinds of edit worth trying op by op; by default
       ``("float", "observer")``.

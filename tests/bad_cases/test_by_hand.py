@@ -15,7 +15,6 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa._bad_cases import rows
-from pt2qa._bad_cases.case_batches import CaseBatch, Feedback, copied, cut, stored
 from pt2qa._bad_cases.case_metrics import (
     BUILT_IN,
     LARGE,
@@ -27,6 +26,7 @@ from pt2qa._bad_cases.case_metrics import (
     output_pairs,
 )
 from pt2qa._bad_cases.rows import LabelCounts, check_structure, rebuild, stored_dtype
+from pt2qa._bad_cases.search import CaseBatch, Feedback, copied, cut, stored
 from pt2qa._bad_cases.standings import Entry, Found, Standing
 from pt2qa._simulator.positions import LEADING, Layout
 from pt2qa.report import BadCases, CaseRow, Environment, Ranking, StoredCase

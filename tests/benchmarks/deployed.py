@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import pt2qa
-from pt2qa._deployed.stages import Stages
+from pt2qa._deployed.comparison import Stages
 from pt2qa_xnnpack import PLUGIN
 from tests.benchmarks.bars import Result, best_of
 from tests.benchmarks.layers import in_own_process, make_pair, peak_resident, reset_peak, resident

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pt2qa._capture.writes import make_writes_functional
-from pt2qa._check.rewriting import rewrite
+from pt2qa._check.context import rewrite
 from pt2qa._graph.handles import assign_handles, handle_of, names_of, walk
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import calibration
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import limits
 from pt2qa._trials.treatment import Treatment
 from tests.diagnosis.facts import case_of, judged_by, said, seen, with_facts
 from tests.flows import quantized_pair

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from pt2qa._diagnosis.case import Case, is_alike, observed_together, weight_axis
 from pt2qa._ranks import NoBatchError
 from pt2qa._sensitivity.ranges import Observed
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.data import Data
-from pt2qa._simulator.input_ranges import limits
 from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.treatment import Substitute, Treatment, with_params
 from tests.diagnosis import facts

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import pt2qa
-from pt2qa._diagnosis.in_series import sites_before
+from pt2qa._diagnosis.budget import sites_before
 from pt2qa._simulator.program import Site
 from pt2qa.report import ErrorBudget
 from tests.check.plain_quantizer import EXACT, PlainQuantizer

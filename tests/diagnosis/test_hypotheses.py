@@ -16,8 +16,8 @@ import pt2qa
 from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import calibration
 from pt2qa._diagnosis.hypotheses.calibration import bad_sample
-from pt2qa._diagnosis.hypotheses.deployed import _costly
 from pt2qa._diagnosis.hypotheses.sites import _lowest, floored, in_float, one_sided
+from pt2qa._diagnosis.hypotheses.stages import _costly
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._simulator.data import Data

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pt2qa._diagnosis.in_series import sites_before
+from pt2qa._diagnosis.budget import sites_before
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.flows import quantized_pair
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import pt2qa
+from pt2qa._diagnosis.budget import RowSums
 from pt2qa._diagnosis.budget_report import BudgetRow
-from pt2qa._diagnosis.merging import RowSums
-from pt2qa._diagnosis.rows import AsideRow, CauseRow, FigureRow, TriedRow, between, signed
+from pt2qa._diagnosis.report import AsideRow, CauseRow, FigureRow, TriedRow, between, signed
 from pt2qa._report.base import Environment
 from pt2qa._report.sums import pack
 from pt2qa.overrides.plan import Edit, OverridePlan

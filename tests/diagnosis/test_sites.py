@@ -15,7 +15,7 @@ import torch
 
 from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import sites
-from pt2qa._simulator.input_ranges import limits
+from pt2qa._simulator.accumulate import limits
 from pt2qa._trials.treatment import Substitute, Treatment, with_params
 from pt2qa.overrides.plan import Edit
 from tests.diagnosis import facts

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa._diagnosis.case import Case
-from pt2qa._diagnosis.hypotheses import deployed, repairs, stages
+from pt2qa._diagnosis.hypotheses import repairs, stages
 from pt2qa._repair.equalization import Equalization
 from pt2qa._repair.ranges import Ranges
 from pt2qa._report.set_apart import SetApart
@@ -178,7 +178,7 @@ def report(converted: float, kernels: float, *suspects: str, **given: Any) -> An
 
 def costly(case: Case, found: Any, gains: Any = None, backend: Any = None) -> list[Any]:
     program = SimpleNamespace(backend=backend, sqnr=gains or (lambda treatment: 29.0))
-    return list(deployed._costly(case, found, cast(Any, program)))
+    return list(stages._costly(case, found, cast(Any, program)))
 
 
 def test_kernels_that_cost_much_are_told_with_the_first_suspect() -> None:
@@ -245,12 +245,12 @@ def test_the_best_remedy_for_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -
     case = joined("xnnpack")
     made = [facts.Hypothesis("deployed-kernel", str(gain), "", "", Treatment(), gain=gain) for gain in (1.0, 3.0, 2.0)]
     made.append(replace(made[0], gain=None, name="none"))
-    monkeypatch.setattr(deployed, "_costly", lambda *given: iter(made))
+    monkeypatch.setattr(stages, "_costly", lambda *given: iter(made))
     lowered: list[Any] = []
     monkeypatch.setattr(
-        deployed, "compare_deployed", lambda pair, batches, **given: lowered.append((pair, given)) or given
+        stages, "compare_deployed", lambda pair, batches, **given: lowered.append((pair, given)) or given
     )
-    kernels = deployed.Kernels(case, "own")
+    kernels = stages.Kernels(case, "own")
     assert [each.name for each in kernels.hypotheses()] == ["3.0"]
     first = kernels.of(case.pair)
     assert kernels.of(case.pair) is first  # lowered once
@@ -260,8 +260,8 @@ def test_the_best_remedy_for_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -
     own: Any = pt2qa.DeployedReport(
         *((), (), (), (), (), "none"), notes=(), quantizer="x", model="M", environment=case.pair.environment
     )
-    assert [each.name for each in deployed.Kernels(case, own).hypotheses()] == ["1.0", "3.0", "2.0", "none"]
-    assert deployed.Kernels(case, own).of(cast(Any, "another")) is own
+    assert [each.name for each in stages.Kernels(case, own).hypotheses()] == ["1.0", "3.0", "2.0", "none"]
+    assert stages.Kernels(case, own).of(cast(Any, "another")) is own
 
 
 def test_data_for_repairs_are_those_that_calibrate() -> None:

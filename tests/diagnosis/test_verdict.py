@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pt2qa import Target
-from pt2qa._diagnosis.rows import CauseRow, FigureRow, TriedRow
+from pt2qa._diagnosis.report import CauseRow, FigureRow, TriedRow
 from pt2qa._diagnosis.verdict import next_command, search_target, story_of, target_of, unit_of, verdict_of
 from pt2qa._trials.evidence import Gain
 from pt2qa._trials.outcome import Outcome

@@ -54,7 +54,7 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         result: Tensor = rounded(x, scale, *args, **options)  # type: ignore[arg-type]
         return result.add_(scale)
 
-    monkeypatch.setattr("pt2qa._simulator.site_functions.quantize_dequantize", off)
+    monkeypatch.setattr("pt2qa._simulator.fused.quantize_dequantize", off)
     assert "the simulator is not the converted graph" in failed("simulator")
 
 

@@ -80,7 +80,7 @@ from pt2qa._graph.internals.torchao import (
     rounds_now,
     without_observing,
 )
-from pt2qa._simulator.flops import FlopCounter
+from pt2qa._simulator.products import FlopCounter
 
 ATEN = torch.ops.aten
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

@@ -515,7 +515,7 @@ def test_an_interrupt_keeps_the_batches_that_were_finished() -> None:
 def test_a_fused_op_that_is_not_exact_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = quantized_pair(Linears(), (torch.randn(4, 16),))
     monkeypatch.setattr(
-        "pt2qa._simulator.site_functions.quantize_dequantize", lambda x, *args, **options: x + 0.001, raising=True
+        "pt2qa._simulator.fused.quantize_dequantize", lambda x, *args, **options: x + 0.001, raising=True
     )
     report = layers(pair, [(torch.randn(4, 16),)])
     assert (

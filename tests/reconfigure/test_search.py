@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pt2qa._reconfigure.candidates import EditCandidate
-from pt2qa._reconfigure.costs import Costs
+from pt2qa._reconfigure.candidates import Costs, EditCandidate
 from pt2qa._reconfigure.search import Search
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.target import Budget, Target

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._reconfigure.baseline import Baseline
-from pt2qa._reconfigure.noises import noises_of
+from pt2qa._reconfigure.analysis import noises_of
+from pt2qa._reconfigure.search import Baseline
 from pt2qa._simulator.data import Data
 from pt2qa._trials.judge import Judge
 from tests.flows import quantized_pair

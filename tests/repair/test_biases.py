@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._quantize.numbers import with_numbers
+from pt2qa._quantize.quantization import with_numbers
 from pt2qa._repair.biases import Biases, _shares
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
 from tests.repair.nets import batches, clipped_pair, played

@@ -25,7 +25,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._repair.ranges import RangeGroup, moved
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from pt2qa.overrides.channels import Chain, Side, channels_in
 from pt2qa.overrides.parameters import edit_parameters, with_folded_norms
 from pt2qa.overrides.plan import in_base64

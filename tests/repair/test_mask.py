@@ -9,7 +9,7 @@ import pt2qa
 from pt2qa._repair.guard import guarded
 from pt2qa._repair.methods import METHODS
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from tests.padded_prompts import Running, padded, prompts, quantized
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._quantize.numbers import with_numbers
+from pt2qa._quantize.quantization import with_numbers
 from pt2qa._repair.biases import Biases
 from pt2qa._repair.ranges import Ranges, groups_in
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from tests.repair.nets import batches, clipped_pair, encoder_pair, sequences
 
 

@@ -13,7 +13,7 @@ from pt2qa._repair.ranges import BINS, FittedRanges, Histogram, RangeGroup, Rang
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from tests.repair.nets import batches, clipped_pair
 
 

@@ -19,7 +19,7 @@ from pt2qa._repair.guard import guarded
 from pt2qa._repair.methods import methods_named
 from pt2qa._repair.ranges import FittedRanges, Ranges, _between
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from pt2qa.cli import main
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears

@@ -14,7 +14,7 @@ from pt2qa import Edit, OverridePlan
 from pt2qa._repair.rounding import Rounding, _rounded
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
-from pt2qa._trials.folds import Folds
+from pt2qa._trials.outcome import Folds
 from pt2qa.overrides.plan import in_base64
 from tests.flows import quantized_pair
 from tests.repair.nets import played

@@ -14,8 +14,8 @@ import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa._repair.shifting import Shifting
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
-from pt2qa.overrides.norms import norms_in
+from pt2qa._trials.outcome import Folds
+from pt2qa.overrides.parameters import norms_in
 from pt2qa.overrides.plan import in_base64
 from tests.flows import direct_sqnr, quantized_pair
 from tests.repair.kept import check_plan, check_reference

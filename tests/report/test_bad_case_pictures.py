@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pt2qa._bad_cases.pictures import SIDE
+from pt2qa._bad_cases.report import SIDE
 from pt2qa.report import BadCases, CaseRow, Ranking, StoredCase
 from tests.report.conftest import HERE
 

@@ -21,7 +21,7 @@ import pt2qa
 from pt2qa._printable import clean
 from pt2qa._report.columns import columns_of, tables_of
 from pt2qa._report.html import html_page
-from pt2qa._report.html.graph import graph_data
+from pt2qa._report.html.page import graph_data
 from pt2qa._report.plot import notebook_html
 from pt2qa._report.storage import kinds
 from pt2qa.report import LayerReport

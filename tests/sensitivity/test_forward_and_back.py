@@ -13,14 +13,21 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._sensitivity import analysis
-from pt2qa._sensitivity import independence as independence_module
 from pt2qa._sensitivity.costs import CLEARLY, Costs
 from pt2qa._sensitivity.gradients import GradientRun, gradients_of, laid_out_inputs, tracked_slots
-from pt2qa._sensitivity.independence import _apart, _inputs, _with_other_first, in_parts, independence
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST
-from pt2qa._sensitivity.projection import Projection, _dots
+from pt2qa._sensitivity.projection import (
+    Independence,
+    Projection,
+    _apart,
+    _dots,
+    _inputs,
+    _with_other_first,
+    in_parts,
+    independence,
+)
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator.lifetimes import slots_in
@@ -313,7 +320,7 @@ def test_inputs_are_random_floats_and_the_integers_of_the_example() -> None:
     assert independence(pair, lambda out: out) == first
     torch.manual_seed(0)
     single = quantized_pair(Words(), (example[0][:1], example[1][:1]))
-    assert independence(single, None) == independence_module.Independence()
+    assert independence(single, None) == Independence()
 
 
 def test_a_problem_is_named_with_its_error() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import pt2qa
-from pt2qa._sensitivity.independence import independence
+from pt2qa._sensitivity.projection import independence
 from tests.flows import quantized_pair
 from tests.merge.equal import differences
 

@@ -25,19 +25,17 @@ from pt2qa._simulator.batches import (
     flatten_batch,
     has_no_element,
     input_names,
-    plain_batch,
-    written_buffers,
-)
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.outputs import (
     leaf_names,
     leaves_of,
     nbytes_of,
     output_names,
     plain,
+    plain_batch,
     structured,
     tensor_outputs,
+    written_buffers,
 )
+from pt2qa._simulator.data import Data
 from tests.flows import residual_pair
 from tests.models import Counter, KeywordInputs, NestedOutputs, images
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa._simulator.nonfinite import NonFinite, first_nonfinite, is_empty, sample_of, unlike
+from pt2qa._simulator.accumulate import NonFinite, first_nonfinite, is_empty, sample_of, unlike
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 

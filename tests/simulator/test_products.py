@@ -15,8 +15,7 @@ import pt2qa
 from pt2qa._check.products import multiply_adds
 from pt2qa._graph.handles import handle_of, op_of
 from pt2qa._sensitivity.costs import survey
-from pt2qa._simulator.flops import own_multiply_adds
-from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, state_of
+from pt2qa._simulator.products import PRODUCTS, Read, is_quantized, own_multiply_adds, state_of
 from tests.flows import quantized_pair
 
 Product = Callable[..., Tensor]

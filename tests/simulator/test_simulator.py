@@ -13,9 +13,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._graph.handles import assign_handles
+from pt2qa._simulator.batches import output_names
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.outputs import output_names
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.plugins import resolve
 from tests.flows import quantized_pair, residual_pair

@@ -11,9 +11,8 @@ from torch.fx import Node
 
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED as OPS
 from pt2qa._simulator import quant_ops, slice_ops
-from pt2qa._simulator.flops import FlopCounter, own_multiply_adds
-from pt2qa._simulator.fused import RoundingStats
-from pt2qa._simulator.site_functions import converted_site, fused_site, is_elementwise
+from pt2qa._simulator.fused import RoundingStats, converted_site, fused_site, is_elementwise
+from pt2qa._simulator.products import FlopCounter, own_multiply_adds
 from tests.simulator.test_quant_ops import Nodes
 
 X = torch.linspace(-90, 90, 24).reshape(2, 3, 4)

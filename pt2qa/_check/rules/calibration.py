@@ -16,7 +16,7 @@ from pt2qa._check.rules.sites import given_rows
 from pt2qa._graph.handles import attribute_of, handle_of, op_of
 from pt2qa._graph.internals.torchao import range_keeper
 from pt2qa._quantize.calibration import find_observers
-from pt2qa._simulator.input_ranges import limits
+from pt2qa._simulator.accumulate import limits
 from pt2qa.plugins import Found
 from pt2qa.plugins.rules import rule
 

@@ -17,8 +17,7 @@ from pt2qa._repair.ranges import Ranges
 from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.data import Data
-from pt2qa._trials.folds import Folds
-from pt2qa._trials.outcome import Outcome
+from pt2qa._trials.outcome import Folds, Outcome
 from pt2qa._trials.treatment import Treatment, places_of, with_params
 from pt2qa.errors import SelectionError
 

@@ -17,7 +17,7 @@ from pt2qa._report.formats import number, share
 from pt2qa._report.prose import counted, few
 from pt2qa._sensitivity.ranges import use_of
 from pt2qa._sensitivity.roundings import INTEGERS, fitted
-from pt2qa._simulator.input_ranges import limits
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Treatment, with_params
 from pt2qa.errors import PluginError, QuantizeError, SelectionError
