@@ -30,8 +30,11 @@ class OpenVINOBackend:
     """The kernels of OpenVINO's CPU plug-in; see :class:`pt2qa.plugins.Backend`.
 
     Args:
-        precision: in which type ops compute that are not on integers: ``INFERENCE_PRECISION_HINT``. ``"auto"`` leaves
-            it to OpenVINO, which takes bfloat16 or float16 where the CPU has it. So does a type that the CPU lacks.
+        precision: the type in which ops compute that are not on integers, OpenVINO's ``INFERENCE_PRECISION_HINT``.
+            ``"auto"``: its own choice, bfloat16 on CPUs that have it. A type that the CPU lacks is replaced by
+            OpenVINO; the facts name the one that was taken.
+        dynamic_quantization: let OpenVINO quantize the input of a linear that has int8 weights and a float input, in
+            groups of 32 values, as it does by default.
         int8_kernels: whether ops compute on integers. Without, each computes in float between two roundings.
 
     Raises:
@@ -46,7 +49,10 @@ class OpenVINOBackend:
     saves: ClassVar[bool] = True
 
     precision: Literal["f32", "bf16", "f16", "auto"] = field(
-        default="f32", metadata={"help": "in which type ops compute that are not on integers; auto: OpenVINO's choice"}
+        default="f32", metadata={"help": "type in which ops compute that are not on integers; auto: its choice"}
+    )
+    dynamic_quantization: bool = field(
+        default=False, metadata={"help": "let it quantize the float inputs of linears with int8 weights"}
     )
     int8_kernels: bool = field(default=True, metadata={"help": "whether ops compute on integers; false: all in float"})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,8 @@ def compiled(backend: OpenVINOBackend, model: IR) -> openvino.CompiledModel:
     }
     if backend.precision != "auto":
         config["INFERENCE_PRECISION_HINT"] = backend.precision
+    if not backend.dynamic_quantization:
+        config["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     if not backend.int8_kernels:
         config["LP_TRANSFORMS_MODE"] = False
     try:
@@ -97,12 +98,19 @@ class Kernels:
             kind: Counter(each.layer for each in kernels if each.on_integers is kind and not each.rounds)
             for kind in (True, False)
         }
-        sets = dict.fromkeys(found for each in kernels if each.on_integers and (found := each.instruction_set))
+        sets = dict.fromkeys(each.instruction_set for each in kernels if each.on_integers)
+        isa = ", ".join(filter(None, sets))
+        backend = program.backend
+        group = model.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        options = [
+            f", dynamic quantization in groups of {group}" if backend.dynamic_quantization else "",
+            "" if backend.int8_kernels else ", int8 kernels off",
+        ]
         precision = model.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         facts = (
             f"OpenVINO {openvino.__version__.partition('-')[0]} on {torch.backends.cpu.get_cpu_capability()}, "
-            f"precision {precision}, int8 kernels {'allowed' if program.backend.int8_kernels else 'off'}",
-            f"kernels on integers: {_listed(counts[True])}{f' ({_few(sets)})' if sets else ''}; in float: "
+            f"precision {precision}{''.join(options)}",
+            f"kernels on integers: {_listed(counts[True])}{f', with {isa}' if isa else ''}; in float: "
             f"{_listed(counts[False])}",
         )
         layers = {name: each.on_integers for each in kernels for name in each.names}
@@ -175,7 +183,3 @@ def _type(value: Any) -> str:
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{layer} ({count})" for layer, count in counts.items()) or "none"
-
-
-def _few(names: Iterator[str] | dict[str, None]) -> str:
-    return ", ".join(names)

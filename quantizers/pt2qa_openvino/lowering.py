@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pt2qa_openvino.kernels import Kernels, loaded, reason_of
 
 DISTURBS = "the model computes other outputs where it is returned"
 FAILS = "the model does not run where it is returned"
+CLAMPS = ("aten.hardtanh", "aten.relu6", "aten.clamp")
 
 
 def lower(
@@ -37,13 +38,14 @@ def lower(
 ) -> OpenVINOProgram:
     """See :meth:`pt2qa.plugins.Backend.lower`."""
     progress("converting the model")
-    unfold(graph)
+    graph = unfolded(graph)
     exported = _exported(graph, inputs, dynamic_shapes)
     plain = OpenVINOProgram(backend, _optimized(_translated(exported)))
     plain.run(inputs)
     kernels = Kernels.of(plain)
     lost: dict[str, str] = {}
-    found = replace(plain, lost=lost, delegated=_on_integers(exported, kernels.layers), facts=kernels.facts)
+    facts = (*kernels.facts, *(_truncated_limits(graph) if backend.int8_kernels else ()))
+    found = replace(plain, lost=lost, delegated=_on_integers(exported, kernels.layers), facts=facts)
     progress(f"converting it with {len(taps)} taps")
     every = _translated(_exported(with_outputs(graph, taps), inputs, dynamic_shapes))
     own = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -61,12 +63,13 @@ def lower(
     return observing(taps, attempt, lost) or found
 
 
-def unfold(graph: GraphModule) -> None:
-    """Replaces folded weights by float ones that a quantize node rounds to the same integers, in place.
+def unfolded(graph: GraphModule) -> GraphModule:
+    """The same with float weights, which quantize nodes round to the integers that were folded.
 
     OpenVINO takes a pair of quantize and dequantize for one op, and an integer constant for float values.  The pair is
     what ``convert_pt2e(fold_quantize=False)`` leaves.
     """
+    graph = with_outputs(graph, ())  # a copy that shares the weights
     for node in list(graph.graph.nodes):
         op = str(node.target).rpartition("quantized_decomposed.")[2]
         if node.op != "call_function" or not op.startswith("dequantize_per") or node.args[0].op != "get_attr":
@@ -84,6 +87,7 @@ def unfold(graph: GraphModule) -> None:
                 node.replace_all_uses_with(value)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    return graph
 
 
 def _constant(graph: GraphModule, node: Node) -> Any:
@@ -98,6 +102,23 @@ def _tap(node: Node) -> Tap:
         return Tap(node.name)
     scale, zero_point, low, high, dtype = node.args[1:6]
     return Tap(node.name, *(float(scale), int(zero_point), int(low), int(high)), str(dtype).removeprefix("torch."))  # type: ignore[arg-type]
+
+
+def _truncated_limits(graph: GraphModule) -> Iterator[str]:
+    """The limits of a clamp on integers are divided by the scale, and cut off behind the point."""
+
+    def is_rounding(node: Node) -> bool:
+        return "quantize_per_tensor" in str(node.target)
+
+    clamps = [
+        node
+        for node in graph.graph.nodes
+        if str(node.target).startswith(CLAMPS)
+        and all(is_rounding(each) for each in (*node.all_input_nodes, *node.users))
+    ]
+    if clamps:
+        kinds = ", ".join(dict.fromkeys(str(node.target).split(".")[1].rstrip("_") for node in clamps))
+        yield f"OpenVINO truncates the limits of {len(clamps)} clamps ({kinds}): what they clamp may be one step off"
 
 
 def _exported(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None) -> GraphModule:
