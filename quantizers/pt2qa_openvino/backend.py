@@ -271,13 +271,25 @@ class OpenVINOProgram:
             raise DeploymentError(
                 f"the model takes {len(found.inputs)} tensors, and gets {len(given)}; it {self.signature()}"
             )
+        taken = [each.detach().contiguous().numpy() for each in given]
+        if any(map(_differ, found.inputs, taken)):  # then OpenVINO would read and write beyond its memory
+            got = ", ".join(f"{each.dtype}{list(each.shape)}" for each in taken)
+            raise DeploymentError(f"the model gets {got}; it {self.signature()}")
         try:
             request = found.create_infer_request()
-            request.infer([each.detach().contiguous().numpy() for each in given])
+            request.infer(taken)
             arrays = [request.get_output_tensor(number).data.copy() for number in range(len(found.outputs))]
         except Exception as error:  # openvino's are RuntimeError, TypeError and ValueError
             raise DeploymentError(f"OpenVINO could not run the model: {error}; it {self.signature()}") from error
         return tuple(torch.from_numpy(array) for array in arrays)
+
+
+def _differ(taken: Any, given: Any) -> bool:
+    """Whether an array is of another type or shape than an input of a model takes."""
+    import openvino
+
+    shape = openvino.PartialShape(list(given.shape))
+    return taken.element_type != openvino.Type(given.dtype) or not taken.partial_shape.compatible(shape)
 
 
 BACKEND = OpenVINOBackend()

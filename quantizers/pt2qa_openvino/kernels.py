@@ -110,8 +110,8 @@ class Kernels:
         facts = (
             f"OpenVINO {openvino.__version__.partition('-')[0]} on {torch.backends.cpu.get_cpu_capability()}, "
             f"precision {precision}{''.join(options)}",
-            f"kernels on integers: {_listed(counts[True])}{f', with {isa}' if isa else ''}; in float: "
-            f"{_listed(counts[False])}",
+            f"kernels on integers: {listed(counts[True])}{f', with {isa}' if isa else ''}; in float: "
+            f"{listed(counts[False])}",
         )
         layers = {name: each.on_integers for each in kernels for name in each.names}
         return cls(layers, facts, tuple(each.line for each in kernels))
@@ -181,5 +181,6 @@ def _type(value: Any) -> str:
     return str(value.get_element_type().get_type_name())
 
 
-def _listed(counts: Counter[str]) -> str:
+def listed(counts: Counter[str]) -> str:
+    """Names, each with how often it occurs."""
     return ", ".join(f"{layer} ({count})" for layer, count in counts.items()) or "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.fx import GraphModule, Node
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import handle_of, observing, with_outputs
 from pt2qa_openvino.backend import IR, MODEL, OpenVINOBackend, OpenVINOProgram, Tap
-from pt2qa_openvino.kernels import Kernels, loaded, reason_of
+from pt2qa_openvino.kernels import Kernels, listed, loaded, reason_of
 
 DISTURBS = "the model computes other outputs where it is returned"
 FAILS = "the model does not run where it is returned"
@@ -105,20 +106,19 @@ def _tap(node: Node) -> Tap:
 
 
 def _truncated_limits(graph: GraphModule) -> Iterator[str]:
-    """The limits of a clamp on integers are divided by the scale, and cut off behind the point."""
+    """OpenVINO divides the limits of a clamp by the scale, and does not round what it gets."""
 
     def is_rounding(node: Node) -> bool:
         return "quantize_per_tensor" in str(node.target)
 
-    clamps = [
-        node
+    clamps = Counter(
+        str(node.target).split(".")[1].rstrip("_")
         for node in graph.graph.nodes
         if str(node.target).startswith(CLAMPS)
         and all(is_rounding(each) for each in (*node.all_input_nodes, *node.users))
-    ]
+    )
     if clamps:
-        kinds = ", ".join(dict.fromkeys(str(node.target).split(".")[1].rstrip("_") for node in clamps))
-        yield f"OpenVINO truncates the limits of {len(clamps)} clamps ({kinds}): what they clamp may be one step off"
+        yield f"OpenVINO truncates the limits of clamps on integers, which may be a step off: {listed(clamps)}"
 
 
 def _exported(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None) -> GraphModule:

@@ -1,41 +1,52 @@
-"""The table of ``docs/deployed.md``: one graph on several runtimes, ``python -m tests.runtimes.table``."""
+"""The table of ``docs/deployed.md``: one graph on several runtimes. ``python -m tests.runtimes.table`` prints it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pt2qa
+from pt2qa.report import DeployedReport
 from tests.runtimes.nets import NETS, quantized
 
 ENGINES = {
-    "XNNPACK": "xnnpack",
-    "ONNX Runtime": "onnxruntime:int8_activations=true",
+    "xnnpack": {
+        "XNNPACK": "xnnpack",
+        "ONNX Runtime, `int8_activations=true`": "onnxruntime:int8_activations=true",
+    },
+    "x86": {"oneDNN": "x86", "ONNX Runtime": "onnxruntime"},
+}
+OPENVINO = {
     "OpenVINO": "openvino",
+    "OpenVINO as it ships": "openvino:precision=auto,dynamic_quantization=true",
 }
 
 
-def main() -> None:
-    """Prints a row for each net, quantizer and engine."""
-    print("| net, quantizer | engine | on integers | observed | largest LSB | deployed and converted |")
-    print("| --- | --- | --- | --- | --- | --- |")
+def columns(report: DeployedReport) -> list[str]:
+    """What the table says of a report."""
+    seen = [row for row in report.rows if not row.note]
+    steps = [row.isolated_max_lsb for row in seen if not math.isnan(row.isolated_max_lsb)]
+    apart = min(row.cumulative_sqnr for row in report.outputs)
+    return [
+        f"{sum(row.delegated for row in report.rows)} of {len(report.rows)}",
+        str(len(seen)),
+        f"{max(steps):.0f}" if steps else "",
+        "equal" if math.isinf(apart) else f"{apart:.0f} dB",
+    ]
+
+
+def rows() -> Iterator[list[str]]:
+    """A row for each net, quantizer and engine."""
+    yield ["net, quantizer", "engine", "computed on integers", "observed", "largest LSB", "deployed and converted"]
+    yield ["---"] * 6
     for net in NETS:
-        for quantizer in ("xnnpack", "x86"):
+        for quantizer, engines in ENGINES.items():
             pair, batches = quantized(net, quantizer)
-            for name, backend in ENGINES.items():
-                try:
-                    found = pt2qa.compare_deployed(pair, batches, backend=backend, progress=False)
-                except pt2qa.DeploymentError as error:
-                    print(f"| {net}, {quantizer} | {name} | does not run: {str(error)[:150]!r} | | | |")
-                    continue
-                seen = [row for row in found.rows if not row.note]
-                steps = [row.isolated_max_lsb for row in seen if not math.isnan(row.isolated_max_lsb)]
-                print(
-                    f"| {net}, {quantizer} | {name} | {sum(row.delegated for row in found.rows)} of {len(found.rows)} | "
-                    f"{len(seen)} | {max(steps, default=0):.0f} | {found.stages[-1].step_sqnr:.1f} dB |"
-                    f" {[(row.name, row.isolated_max_lsb, row.isolated_differing) for row in seen if row.isolated_max_lsb >= 1]}"
-                    f" {[(row.name, row.isolated_sqnr) for row in found.suspects]}"
-                )
+            for engine, backend in {**engines, **OPENVINO}.items():
+                report = pt2qa.compare_deployed(pair, batches, backend=backend, progress=False)
+                yield [f"{net}, {quantizer}", engine, *columns(report)]
 
 
 if __name__ == "__main__":
-    main()
+    for row in rows():
+        print(f"| {' | '.join(row)} |", flush=True)

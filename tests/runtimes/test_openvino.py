@@ -38,6 +38,7 @@ def model_of(pair: pt2qa.QuantizedPair) -> Any:
     """An OpenVINO model, as a flow without pt2qa makes it of a graph whose weights are not folded."""
     from openvino import convert_model
     from openvino.tools.ovc import convert_impl, telemetry_stub, telemetry_utils
+
     from pt2qa_openvino.lowering import unfolded
 
     program = torch.export.export(unfolded(pair.quantized), (images(4),))
@@ -102,23 +103,21 @@ def test_values_of_128_levels_are_computed_in_float_with_their_limits() -> None:
 
 
 def test_the_limit_of_a_clamp_on_integers_is_truncated() -> None:
-    """OpenVINO's fault: a zero is one step too low where zero / scale + zero point is just below an integer."""
+    """OpenVINO's fault: -0.7 is -15.7 steps here, and OpenVINO clamps to -15 of them."""
     x = 3 * images(8)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU6()).eval()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Hardtanh(-0.7, 2.2)).eval()
     pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x])
     report = pt2qa.compare_deployed(pair, [x], backend="openvino")
     clamp = next(row for row in report.rows if row.op == "hardtanh")
+    assert 0.7 / clamp.scale % 1 > 0.5
     assert clamp.isolated_max_lsb == 1
-    assert clamp.isolated_differing > 0.4
-    assert report.stages[-1].step_sqnr < 40
-    assert any("OpenVINO truncates the limits of 1 clamps (hardtanh)" in fact for fact in report.facts)
+    assert clamp.isolated_differing > 0.3
+    assert report.stages[-1].step_sqnr < 50
+    assert any("truncates the limits of clamps" in fact and "hardtanh (1)" in fact for fact in report.facts)
     exact = pt2qa.compare_deployed(pair, [x], backend="openvino:int8_kernels=false")
     assert all(row.isolated_max_lsb == 0 for row in exact.rows)
     assert not any("truncates" in fact for fact in exact.facts)
-    # Returned, the value before the clamp keeps OpenVINO from fusing both: then nothing is truncated.
-    notes = {row.name: row.note for row in report.rows}
-    assert notes["0/conv2d"] == "the model computes other outputs where it is returned"
 
 
 def test_what_openvino_takes_of_its_own_accord_is_found_to_be_bfloat16() -> None:
@@ -176,10 +175,8 @@ def test_inputs_and_outputs_of_all_types(quantizer: str) -> None:
 def test_a_fault_in_the_program_is_named_with_its_cause(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
     folder = tmp_path / "program"
     pt2qa.compare_deployed(pair, DATA, backend="openvino", program=folder)
-    bias = pair.quantized.get_buffer("conv2.weight_bias") if "conv2.weight_bias" in dict(
-        pair.quantized.named_buffers()
-    ) else pair.quantized.get_parameter("conv2.weight_bias")
-    right, wrong = (each.detach().numpy().tobytes() for each in (bias, 0.5 * bias))
+    bias = pair.quantized.state_dict()["conv2.weight_bias"]
+    right, wrong = (each.numpy().tobytes() for each in (bias, 0.5 * bias))
     for name in ("model.bin", "observed.bin"):
         weights = (folder / name).read_bytes()
         assert weights.count(right) == 1
@@ -228,9 +225,10 @@ def test_a_file_with_another_signature_and_one_that_is_damaged_are_refused(
     pt2qa.compare_deployed(pair, DATA, backend="openvino", program=tmp_path / "program")
     path = tmp_path / "program" / "model.xml"
     block, batches = quantized("block", "xnnpack")
-    with pytest.raises(pt2qa.DeploymentError, match=r"OpenVINO could not run the model: .*it takes f32"):
+    with pytest.raises(pt2qa.DeploymentError, match=r"the model gets float32\[4, 5, 16\]; it takes f32\[\?,3,8,8\]"):
         pt2qa.compare_deployed(block, batches, deployed=path)
-    path.with_suffix(".bin").unlink()
+    weights = path.with_suffix(".bin")
+    weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(pt2qa.DeploymentError, match=r"model\.xml: OpenVINO could not load the model: "):
         pt2qa.compare_deployed(pair, DATA, deployed=path)
 
