@@ -25,6 +25,7 @@ from pt2qa_openvino.backend import IR, MODEL, OpenVINOBackend, OpenVINOProgram, 
 from pt2qa_openvino.kernels import Kernels, listed, loaded, reason_of
 
 DISTURBS = "the model computes other outputs where it is returned"
+CLAMPED = "OpenVINO computes the clamp after it in another way where it is returned"
 FAILS = "the model does not run where it is returned"
 CLAMPS = ("aten.hardtanh", "aten.relu6", "aten.clamp")
 
@@ -45,7 +46,9 @@ def lower(
     plain.run(inputs)
     kernels = Kernels.of(plain)
     lost: dict[str, str] = {}
-    facts = (*kernels.facts, *(_truncated_limits(graph) if backend.int8_kernels else ()))
+    clamps = _integer_clamps(graph) if backend.int8_kernels else []
+    clamped = {str(source.args[0]) for clamp in clamps for source in clamp.all_input_nodes}
+    facts = (*kernels.facts, *_truncated_limits(clamps))
     found = replace(plain, lost=lost, delegated=_on_integers(exported, kernels.layers), facts=facts)
     progress(f"converting it with {len(taps)} taps")
     every = _translated(_exported(with_outputs(graph, taps), inputs, dynamic_shapes))
@@ -54,12 +57,17 @@ def lower(
     described = {node.name: _tap(node) for node in graph.graph.nodes if node.name in position}
 
     def attempt(names: list[str]) -> tuple[OpenVINOProgram, str]:
-        observed = _optimized(every, [*range(own), *(position[name] for name in names)])
-        tried = replace(found, observed=observed, tapped=tuple(described[name] for name in names))
+        wanted = [name for name in names if name not in lost]
+        observed = _optimized(every, [*range(own), *(position[name] for name in wanted)])
+        tried = replace(found, observed=observed, tapped=tuple(described[name] for name in wanted))
         try:
-            return tried, DISTURBS if tried.run(inputs).changed else ""
+            changed = tried.run(inputs).changed
         except DeploymentError:
             return tried, FAILS
+        if changed and (fused := clamped.intersection(wanted)):
+            lost.update(dict.fromkeys(fused, CLAMPED))
+            return attempt(wanted)
+        return tried, DISTURBS if changed else ""
 
     return observing(taps, attempt, lost) or found
 
@@ -105,20 +113,25 @@ def _tap(node: Node) -> Tap:
     return Tap(node.name, *(float(scale), int(zero_point), int(low), int(high)), str(dtype).removeprefix("torch."))  # type: ignore[arg-type]
 
 
-def _truncated_limits(graph: GraphModule) -> Iterator[str]:
-    """OpenVINO divides the limits of a clamp by the scale, and does not round what it gets."""
+def _integer_clamps(graph: GraphModule) -> list[Node]:
+    """The clamps between two roundings, which OpenVINO computes on integers."""
 
     def is_rounding(node: Node) -> bool:
         return "quantize_per_tensor" in str(node.target)
 
-    clamps = Counter(
-        str(node.target).split(".")[1].rstrip("_")
+    return [
+        node
         for node in graph.graph.nodes
         if str(node.target).startswith(CLAMPS)
         and all(is_rounding(each) for each in (*node.all_input_nodes, *node.users))
-    )
+    ]
+
+
+def _truncated_limits(clamps: Sequence[Node]) -> Iterator[str]:
+    """OpenVINO divides the limits of a clamp by the scale, and does not round what it gets."""
     if clamps:
-        yield f"OpenVINO truncates the limits of clamps on integers, which may be a step off: {listed(clamps)}"
+        kinds = Counter(str(node.target).split(".")[1].rstrip("_") for node in clamps)
+        yield f"OpenVINO truncates the limits of clamps on integers, which may be a step off: {listed(kinds)}"
 
 
 def _exported(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None) -> GraphModule:
