@@ -154,7 +154,7 @@ def _exported(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[A
 
 
 def _translated(exported: GraphModule) -> IR:
-    """What ``openvino.convert_model`` makes before it optimizes, without its telemetry.
+    """What ``openvino.convert_model`` makes before it optimizes, without reporting it to Intel.
 
     The frontend fails where one of its values is returned twice.  So an op of its own returns each, and is taken out.
     """

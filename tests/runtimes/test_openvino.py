@@ -43,7 +43,7 @@ def model_of(pair: pt2qa.QuantizedPair) -> Any:
 
     program = torch.export.export(unfolded(pair.quantized), (images(4),))
     with pytest.MonkeyPatch.context() as patched:
-        for module in (convert_impl, telemetry_utils):  # tests report no usage
+        for module in (convert_impl, telemetry_utils):  # no conversion is reported to Intel
             patched.setattr(module, "tm", telemetry_stub)
         return convert_model(program)
 
