@@ -10,10 +10,13 @@ import torch
 
 import pt2qa
 
-# These import ONNX Runtime, which `make runtimes` installs.
-collect_ignore = (
-    [] if find_spec("onnxruntime") else [f"quantizers/pt2qa_onnxruntime/{name}.py" for name in ("kernels", "lowering")]
-)
+# Modules of these plug-ins import the runtime itself, which `make runtimes` installs.
+collect_ignore = [
+    f"quantizers/pt2qa_{runtime}/{name}.py"
+    for runtime in ("onnxruntime", "openvino")
+    if find_spec(runtime) is None
+    for name in ("kernels", "lowering")
+]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -311,6 +311,7 @@ def test_backends_are_those_of_quantizers_and_those_without_one(monkeypatch: pyt
         GROUP: [EntryPoint("x86", "pt2qa_x86:PLUGIN", GROUP)],
         BACKENDS: [
             EntryPoint("onnxruntime", "pt2qa_onnxruntime:BACKEND", BACKENDS),
+            EntryPoint("openvino", "pt2qa_openvino:BACKEND", BACKENDS),
             EntryPoint("bad", f"{HERE}:TOY", BACKENDS),
         ],
     }
@@ -318,6 +319,7 @@ def test_backends_are_those_of_quantizers_and_those_without_one(monkeypatch: pyt
     assert {name: backend.name for name, backend in backends().items()} == {
         "x86": "Inductor with oneDNN",
         "onnxruntime": "ONNX Runtime",
+        "openvino": "OpenVINO",
     }
     assert list(available()) == ["x86"]
     assert unavailable()["bad"].startswith(f"backend 'bad' ({HERE}:TOY) is not a plug-in: got Toy(")
@@ -325,10 +327,15 @@ def test_backends_are_those_of_quantizers_and_those_without_one(monkeypatch: pyt
 
 
 def test_a_backend_whose_packages_are_absent_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pt2qa_onnxruntime import BACKEND, backend
+    import pt2qa_onnxruntime
+    import pt2qa_openvino
 
-    monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert BACKEND.missing() == "onnxruntime, onnx, onnxscript not installed: pip install 'pt2qa[onnxruntime]'"
+    monkeypatch.setattr(pt2qa_onnxruntime.backend, "find_spec", lambda name: None)
+    monkeypatch.setattr(pt2qa_openvino.backend, "find_spec", lambda name: None)
+    assert pt2qa_onnxruntime.BACKEND.missing() == (
+        "onnxruntime, onnx, onnxscript not installed: pip install 'pt2qa[onnxruntime]'"
+    )
+    assert pt2qa_openvino.BACKEND.missing() == "openvino not installed: pip install 'pt2qa[openvino]'"
 
 
 def test_a_value_that_an_op_in_place_changes_is_returned_as_it_was_made() -> None:

@@ -7,31 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import pt2qa
 from pt2qa.report import DeployedReport
 from tests.models import images, residual
+from tests.runtimes.nets import Block
 
 pytest.importorskip("onnxruntime")
 
 INT8 = "onnxruntime:int8_activations=true"
 DATA = [images(4, seed=1), images(3, seed=2)]
-
-
-class Block(nn.Module):
-    """Attention, a norm and two linears on inputs of three dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.norm = nn.LayerNorm(16)
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.down(torch.relu(self.up(x)))
 
 
 def quantized(quantizer: str) -> pt2qa.QuantizedPair:
