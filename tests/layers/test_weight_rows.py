@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa._simulator.program import QuantParams
+from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._simulator.stored import Integers
 from pt2qa._weights import sums as sums_module
-from pt2qa._weights.analysis import _max_lsb, _worst, channel_axis
+from pt2qa._weights.analysis import _is_weight, _max_lsb, _worst, channel_axis
 from pt2qa._weights.report import BINS, span
 from pt2qa._weights.sums import Sides, SumsOfWeights, WeightSums, _counts, _frequencies, histograms, weight_sums
 from pt2qa.report import UNQUANTIZED, Environment, Unpaired, WeightReport, WeightRow
@@ -430,6 +430,13 @@ def test_what_a_report_of_weights_says() -> None:
         "Without an SQNR: 2 quantized weights, such as d, weight (nan).",
         "No weight has a channel SQNR.",
     ]
+
+
+def test_a_weight_is_a_parameter_or_a_rounded_constant_and_not_of_integers() -> None:
+    buffer = Constant(0, torch.ones(2), torch.ones(2))
+    kinds = buffer, replace(buffer, site=0), replace(buffer, is_parameter=True)
+    assert [_is_weight(each) for each in kinds] == [False, True, True]
+    assert not any(_is_weight(replace(each, reference=torch.tensor([1]))) for each in kinds)
 
 
 def test_dead_channels_are_added_up_by_cause() -> None:
