@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pt2qa._annotations.rows import BASES, AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls, blank
 from pt2qa._report.base import Block, Listing, ModelReport, Table
 from pt2qa._report.columns import Count, column, derived, shown_columns
-from pt2qa._report.formats import index
-from pt2qa._report.prose import by_reason, counted, few
+from pt2qa._report.prose import by_reason, counted, few, index
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 from pt2qa.errors import ReportError

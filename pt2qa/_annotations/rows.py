@@ -7,7 +7,7 @@ from math import isnan
 from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.columns import column, derived
-from pt2qa._report.formats import index, number
+from pt2qa._report.prose import index, number
 from pt2qa._report.rows import Row
 
 Role = Literal["input", "output", "weight", "bias"]

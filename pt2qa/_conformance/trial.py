@@ -124,7 +124,6 @@ def captured(model: ConformanceModel) -> Capture:
 
 @functools.lru_cache(maxsize=512)
 def exported(model: ConformanceModel, strict: bool, spelling: str = MODULE) -> Plain:
-    """The model as ``torch.export.export`` returns it."""
     return _plain(model, strict, _export(model, model.build(spelling), strict), strict or spelling != MODULE)
 
 

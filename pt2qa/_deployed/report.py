@@ -12,8 +12,7 @@ from pt2qa._deployed.rows import LSB, DeployedRow, StageRow, blamed, summary_of,
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
 from pt2qa._report.columns import column, derived, shown_columns
-from pt2qa._report.formats import decibel
-from pt2qa._report.prose import by_reason, counted
+from pt2qa._report.prose import by_reason, counted, decibel
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 

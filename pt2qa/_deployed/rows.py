@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._decibels import agreement, decibels, power
 from pt2qa._report.columns import column
-from pt2qa._report.formats import decibel, number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, decibel, few, number, share
 from pt2qa._report.rows import Row
 from pt2qa._report.table import ranked
 

@@ -22,7 +22,7 @@ from pt2qa._printable import clean
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import check_name
 from pt2qa._report.columns import cell
-from pt2qa._report.formats import decibel, number
+from pt2qa._report.prose import decibel, number
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import ReportError, SelectionError

@@ -36,8 +36,8 @@ from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.quant_ops import is_quantization
-from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
@@ -281,7 +281,6 @@ def _notes(capture: Capture) -> Iterator[str]:
 
 
 def _separated_note(done: Sequence[tuple[Node, str]], names: Mapping[int, OpName]) -> list[str]:
-    """What was edited for the backend."""
     told = few([f"{name_of(node, names) or node.name} {what}" for node, what in done])
     return [f"edited for the backend's kernels, without changing a number: {told}"] if done else []
 

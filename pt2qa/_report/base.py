@@ -25,8 +25,8 @@ from pt2qa._report.columns import (
     shown_columns,
     tables_of,
 )
-from pt2qa._report.prose import counted, listed, sections, unpaired_entries, wrap
-from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.prose import counted, listed, sections, wrap
+from pt2qa._report.rows import Environment, Unpaired, unpaired_entries
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
 from pt2qa._report.table import ORDERS, csv_text, frame, order_of, ranked, screen_width, table, with_column

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pt2qa.plugins.backend import Backend
     from pt2qa.plugins.rules import Rule
 
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
-
 GROUP = "pt2qa.quantizers"
 BACKENDS = "pt2qa.backends"
 """Entry points of backends without a quantizer: each names an instance with default options."""

@@ -22,8 +22,7 @@ from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.formats import decibel, number
-from pt2qa._report.prose import few
+from pt2qa._report.prose import decibel, few, number
 from pt2qa._simulator.batches import leaves_of
 from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment

@@ -22,9 +22,8 @@ from typing import Final
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import tables_of
 from pt2qa._report.diff import Measure, Reading, names_in, readings
-from pt2qa._report.formats import exact
 from pt2qa._report.gating.result import GateCheck, Item, check_of, limit_text
-from pt2qa._report.prose import few
+from pt2qa._report.prose import exact, few
 from pt2qa.errors import ReportError, SelectionError
 
 _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {

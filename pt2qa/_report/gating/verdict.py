@@ -9,10 +9,9 @@ from typing import Final
 from pt2qa._report.base import Report
 from pt2qa._report.diff import diff, find_measure
 from pt2qa._report.diff_report import DiffRow, ReportDiff
-from pt2qa._report.formats import exact
 from pt2qa._report.gating.requirement import read_requirement, required
 from pt2qa._report.gating.result import GateCheck, GateResult, Item, check_of, limit_text
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, exact, few
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError, SelectionError
@@ -164,7 +163,6 @@ def _left_unchecked(found: ReportDiff) -> Iterator[str]:
 
 
 def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
-    """The rows that only one of the two reports has."""
     if names := [row.place for row in (*found.figures, *found.rows) if row.status == status]:
         yield f"{counted(len(names), 'row')}{whose} {'is' if len(names) == 1 else 'are'} {status}: {few(names)}"
 
