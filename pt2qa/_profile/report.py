@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa._profile.histogram import (
     BINS,
     CHANNELS,

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from pt2qa._near_names import question
-from pt2qa._printable import clean, clean_lines
+from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.charts import Runs
 from pt2qa._report.columns import (

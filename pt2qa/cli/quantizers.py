@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 import pt2qa
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import load_flow
 from pt2qa.cli.group import main, plan_in

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa.errors import PluginError
 from pt2qa.plugins.backend import Backend
 from pt2qa.plugins.backend_spec import BackendSpec

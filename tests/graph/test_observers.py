@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torchao.quantization import pt2e
 
-from pt2qa._graph.copies import copy_nodes
+from pt2qa._graph.handles import copy_nodes
 from pt2qa._graph.internals.torchao import fold_quantized_weights, set_statistics, statistics_of
 from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.quant_ops import strip_quantization

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.comparison import Stages
-from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.report import DeployedReport, DeployedRow
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
