@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.gating.requirement import parsed
+from pt2qa._report.gating.verdict import parsed
 from pt2qa._sensitivity.roundings import Rounding, rounding
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
