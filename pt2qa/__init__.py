@@ -14,7 +14,7 @@ __all__ = sorted(["__version__", *_names])
 
 def __getattr__(name: str) -> object:
     if name not in _names:
-        from pt2qa._near_names import question
+        from pt2qa._printable import question
 
         near = question(name, __all__) or f"it has {', '.join(__all__)};"
         others = "docs/numeric_suite.md has the names of other tools"

@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._sensitivity.analysis import sensitivity as sensitivity
     from ._reconfigure.analysis import reconfigure as reconfigure
     from ._reconfigure.analysis import repair as repair
-    from ._trials.target import Budget as Budget, Target as Target
+    from ._trials.treatment import Budget as Budget, Target as Target
     from ._check.analysis import check as check
     from ._diagnosis.analysis import diagnose as diagnose
     from ._diagnosis.budget import error_budget as error_budget

@@ -30,7 +30,7 @@ from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.positions import Mask
-from pt2qa._trials.target import Target
+from pt2qa._trials.treatment import Target
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import BatchError, ReportError

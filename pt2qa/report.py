@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import os
 
-from pt2qa._annotations.report import AnnotationDiff, AnnotationReport
-from pt2qa._annotations.rows import AnnotationCoverage, AnnotationDiffRow, AnnotationRow, ModuleCalls
+from pt2qa._annotations.report import (
+    AnnotationCoverage,
+    AnnotationDiff,
+    AnnotationDiffRow,
+    AnnotationReport,
+    AnnotationRow,
+    ModuleCalls,
+)
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase
 from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._check.report import Finding, Findings, RuleOutcome
 from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage
-from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.rows import DeployedRow, StageRow
+from pt2qa._deployed.report import DeployedReport, DeployedRow, StageRow
 from pt2qa._diagnosis.budget_report import BudgetRow, ErrorBudget
 from pt2qa._diagnosis.report import AsideRow, CauseRow, Diagnosis, FigureRow, TriedRow
 from pt2qa._layers.report import LayerReport

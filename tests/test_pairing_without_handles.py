@@ -16,8 +16,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
-from pt2qa._graph.copies import copy_nodes
-from pt2qa._graph.handles import assign_handles, handle_of, remove_handles
+from pt2qa._graph.handles import assign_handles, copy_nodes, handle_of, remove_handles
 from pt2qa._graph.internals.nodes import CUSTOM, PROVENANCE
 from pt2qa._graph.matching import complete_handles, has_handles
 from pt2qa.plugins import resolve

@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._annotations import listing
-from pt2qa._annotations.report import AnnotationDiff, AnnotationReport
-from pt2qa._annotations.rows import UNKNOWN, AnnotationDiffRow, AnnotationRow
+from pt2qa._annotations.report import UNKNOWN, AnnotationDiff, AnnotationDiffRow, AnnotationReport, AnnotationRow
 from pt2qa._capture.program import Capture
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa.errors import SelectionError

@@ -8,8 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._annotations.report import AnnotationReport
-from pt2qa._annotations.rows import AnnotationCoverage, AnnotationRow, ModuleCalls
+from pt2qa._annotations.report import AnnotationCoverage, AnnotationReport, AnnotationRow, ModuleCalls
 from pt2qa._annotations.values import AnnotatedValue, SpecResolver, missing_values, values_in_graph, values_in_program
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports

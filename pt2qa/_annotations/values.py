@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pt2qa._annotations.rows import AnnotationRow, Role
+from pt2qa._annotations.report import AnnotationRow, Role
 from pt2qa._graph.handles import OpName, handle_of, walk
 from pt2qa._report.prose import few
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Program, QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS, AnnotatedGraph
-from pt2qa.overrides.points import OUTPUT, Derives, GraphNode, Point, SpecFacts, dtype_of, read_nodes
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import OUTPUT, Derives, GraphNode, Point, SpecFacts, dtype_of, read_nodes, root_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class AnnotatedValue:
 
     ``owner`` is the captured op that the op is, or is part of; empty if the capture lacks it.  ``dtype`` is
     that of the float model; ``site`` is None where the converted model does not round the value, or there is none yet.
-    The other fields are as in :class:`pt2qa._annotations.rows.AnnotationRow`.
+    The other fields are as in :class:`pt2qa._annotations.report.AnnotationRow`.
     """
 
     name: str

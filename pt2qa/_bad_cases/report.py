@@ -14,8 +14,7 @@ from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, che
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.charts import LONGEST
 from pt2qa._report.columns import Column, Count, column
-from pt2qa._report.formats import number, share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, number, share
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Array, Sums

@@ -301,7 +301,6 @@ class _Runner:
         raise AssertionError(f"{name} is among the places, so the run gives it")
 
     def finish(self) -> Any:
-        """Runs to the end and returns the outputs."""
         for _ in self.walk:
             pass
         return self.outputs

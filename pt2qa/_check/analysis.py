@@ -20,7 +20,7 @@ from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
 from pt2qa._graph.internals.torch import instructions_found
 from pt2qa._graph.subclasses import refuse_subclasses
-from pt2qa._near_names import question
+from pt2qa._printable import question
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._ranks import alone
 from pt2qa._report.rows import Environment

@@ -20,8 +20,7 @@ from pt2qa._capture.normalise import PASSES, inline_regions, write_sources
 from pt2qa._capture.program import Capture
 from pt2qa._capture.program import capture as capture_model
 from pt2qa._check.products import IntegerProduct, Product, integer_products, products_of
-from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName, assign_handles, handle_of, name_of, names_of, source_line, walk
+from pt2qa._graph.handles import OpName, assign_handles, copy_to_edit, handle_of, name_of, names_of, source_line, walk
 from pt2qa._graph.internals.nodes import VALUE, calls_guards
 from pt2qa._graph.internals.torch import calling_convention, pytree, sizes_of
 from pt2qa._layers.analysis import compare_rounding

@@ -30,8 +30,7 @@ from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot,
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.overrides import points
 from pt2qa.overrides.annotations import Annotations
-from pt2qa.overrides.points import Point
-from pt2qa.overrides.sharing import COMPARED, root_of
+from pt2qa.overrides.points import COMPARED, Point, root_of
 
 
 @dataclass(frozen=True, slots=True)

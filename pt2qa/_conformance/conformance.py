@@ -20,7 +20,7 @@ from pt2qa._conformance.properties.soundness import NO_SPEC, backend_spec
 from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage
 from pt2qa._conformance.trial import Failure, QuantizerUnderTest, Trial
 from pt2qa._exclusion import exports
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa._report.rows import Environment
 from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.overrides.points import OUTPUT

@@ -25,8 +25,7 @@ from pt2qa.errors import PluginError, Pt2qaError
 from pt2qa.overrides import Annotations, Edit, OverridePlan
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.edited import annotate
-from pt2qa.overrides.points import Point, is_quantized, spec_text
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import Point, is_quantized, root_of, spec_text
 from pt2qa.plugins import BackendSpec, QuantizerPlugin, describe, resolve, spec_of
 
 SHOWN = 3
@@ -124,7 +123,6 @@ def captured(model: ConformanceModel) -> Capture:
 
 @functools.lru_cache(maxsize=512)
 def exported(model: ConformanceModel, strict: bool, spelling: str = MODULE) -> Plain:
-    """The model as ``torch.export.export`` returns it."""
     return _plain(model, strict, _export(model, model.build(spelling), strict), strict or spelling != MODULE)
 
 

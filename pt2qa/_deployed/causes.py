@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from pt2qa._decibels import agreement
-from pt2qa._deployed.rows import FLOAT_MATCH_DB, LSB
+from pt2qa._deployed.report import FLOAT_MATCH_DB, LSB
 from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES

@@ -23,10 +23,10 @@ from pt2qa._capture.inputs import device_of
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_nodes
+from pt2qa._graph.handles import copy_nodes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import installed

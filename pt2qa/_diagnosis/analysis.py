@@ -30,8 +30,7 @@ from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._trials.judge import Judge
-from pt2qa._trials.target import Target, read_target
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Target, Treatment, read_target
 from pt2qa.errors import SelectionError
 from pt2qa.plugins import Backend, rules_of
 

@@ -12,8 +12,7 @@ from pt2qa._decibels import decibels, summed
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import stacked
 from pt2qa._report.columns import Column, Count, column, derived
-from pt2qa._report.formats import absent, decibel, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import absent, counted, decibel, few, share
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Step, Table, data_read
 from pt2qa._report.columns import Count, column, derived
-from pt2qa._report.formats import decibel, number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, decibel, few, number, share
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError

@@ -19,8 +19,7 @@ from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method
-from pt2qa._report.formats import share
-from pt2qa._report.prose import few
+from pt2qa._report.prose import few, share
 from pt2qa._trials.evidence import Gain
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Ranges, Substitute, Treatment

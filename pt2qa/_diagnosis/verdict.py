@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._diagnosis.report import between, signed
-from pt2qa._report.formats import decibel, number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, decibel, few, number, share
 from pt2qa.plugins import GenericPlugin, describe
 from pt2qa.plugins.options import with_options
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.copies import copy_nodes
 from pt2qa._graph.handles import (
     OUTPUTS,
     assign_handles,
+    copy_nodes,
     custom_of,
     handle_of,
     input_handles,

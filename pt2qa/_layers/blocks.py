@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.columns import column
-from pt2qa._report.formats import decibel
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, decibel
 from pt2qa._report.rows import Row
 
 FEWEST: Final = 4

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from typing import Annotated, ClassVar, Literal
 
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa._report.columns import column
-from pt2qa._report.formats import cosine as five_digits
-from pt2qa._report.formats import share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import cosine as five_digits
+from pt2qa._report.prose import counted, share
 from pt2qa._report.rows import Row
 from pt2qa.errors import ReportError
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._layers.rows import LayerRow
-from pt2qa._report.formats import decibel, number
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, decibel, number
 from pt2qa._report.set_apart import SetApart, failures
 from pt2qa._report.table import ranked, without_number
 

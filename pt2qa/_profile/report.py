@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
 
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa._profile.histogram import (
     BINS,
     CHANNELS,
@@ -24,8 +24,7 @@ from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._report.base import Block, DataReport, Report, data_read
 from pt2qa._report.charts import Buckets, Event, Runs
 from pt2qa._report.columns import EXACT, column
-from pt2qa._report.formats import number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, few, number, share
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Array, Sums

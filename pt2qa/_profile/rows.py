@@ -6,7 +6,7 @@ from math import nan, sqrt
 from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pt2qa._report.columns import column, derived
-from pt2qa._report.formats import share
+from pt2qa._report.prose import share
 from pt2qa._report.rows import Row
 
 Role = Literal["input", "output", "weight", "bias", "constant"]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from pt2qa._capture.program import Capture
-from pt2qa._graph.copies import copy_nodes
-from pt2qa._graph.handles import OpName, name_of
+from pt2qa._graph.handles import OpName, copy_nodes, name_of
 from pt2qa._graph.internals.nodes import ANNOTATION
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer, set_statistics, statistics_of

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.copies import copy_nodes
-from pt2qa._graph.handles import op_of
+from pt2qa._graph.handles import copy_nodes, op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted

@@ -17,8 +17,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.copies import copy_nodes, copy_to_edit, share_constants
-from pt2qa._graph.handles import OpName, name_of, op_of, ops_of
+from pt2qa._graph.handles import OpName, copy_nodes, copy_to_edit, name_of, op_of, ops_of, share_constants
 from pt2qa._graph.internals import flow_runtime
 from pt2qa._graph.internals.allocator import return_freed_memory
 from pt2qa._graph.internals.flow_runtime import BIAS, set_parameters
@@ -36,14 +35,14 @@ from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.quant_ops import is_quantization
-from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.stored import WEIGHT_CACHE
 from pt2qa.errors import PairingError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Edit, OverridePlan
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import EditedQuantizer, is_ours
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import root_of
 from pt2qa.plugins import QuantizerPlugin, describe, resolve
 from pt2qa.plugins.registry import edit_before_convert
 
@@ -281,7 +280,6 @@ def _notes(capture: Capture) -> Iterator[str]:
 
 
 def _separated_note(done: Sequence[tuple[Node, str]], names: Mapping[int, OpName]) -> list[str]:
-    """What was edited for the backend."""
     told = few([f"{name_of(node, names) or node.name} {what}" for node, what in done])
     return [f"edited for the backend's kernels, without changing a number: {told}"] if done else []
 

@@ -27,8 +27,7 @@ from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
 from pt2qa._trials.judge import Judge, SimulatedModel
 from pt2qa._trials.outcome import Folds, Outcome, outcome_of
-from pt2qa._trials.target import Budget, Target, read_target
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Budget, Target, Treatment, read_target
 from pt2qa.errors import BatchError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.plan import OBSERVERS, Edit

@@ -17,8 +17,7 @@ from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import as_fields
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.target import Budget, Target
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Budget, Target, Treatment
 from pt2qa.overrides.plan import Edit, OverridePlan
 
 

@@ -18,8 +18,7 @@ from pt2qa._reconfigure.candidates import Bundle, Costs, EditCandidate, Noise, o
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Folds, Outcome
-from pt2qa._trials.target import Budget
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Budget, Treatment
 from pt2qa.overrides.annotations import Annotations, Edge, fusions_in, observing
 from pt2qa.overrides.plan import Edit, OverridePlan
 

@@ -35,8 +35,7 @@ from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.program import Constant, Program, Slot, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.outcome import Add, Folds, Sums, total
-from pt2qa._trials.reference import Item
+from pt2qa._trials.outcome import Add, Folds, Item, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 

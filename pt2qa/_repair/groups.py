@@ -25,8 +25,7 @@ from pt2qa._repair.guard import squared, visit_gradients
 from pt2qa._repair.ranges import RangeGroup, groups_in
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._simulator.program import Site, Step
-from pt2qa._trials.outcome import Add, Folds, Sums
-from pt2qa._trials.reference import Item
+from pt2qa._trials.outcome import Add, Folds, Item, Sums
 from pt2qa.overrides.channels import Chain, Channels, Labelled
 
 

@@ -16,8 +16,7 @@ from pt2qa._sensitivity.projection import ProjectedBatch, Projection
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.evidence import Gain
-from pt2qa._trials.outcome import Folds, outcome_of
-from pt2qa._trials.reference import Item
+from pt2qa._trials.outcome import Folds, Item, outcome_of
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit
 

@@ -37,8 +37,7 @@ from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import fitted, fitted_by_channel, rounding, with_roundings
 from pt2qa._simulator.program import Program, QuantParams, Site, Step
-from pt2qa._trials.outcome import Add, Folds, Sums, total
-from pt2qa._trials.reference import Item
+from pt2qa._trials.outcome import Add, Folds, Item, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.edits import can_observe
 from pt2qa.overrides.plan import Edit

@@ -31,8 +31,7 @@ from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.roundings import with_roundings
 from pt2qa._simulator.program import Constant, Program, QuantParams, Slot, Step
-from pt2qa._trials.outcome import Add, Folds, Sums, total
-from pt2qa._trials.reference import Item
+from pt2qa._trials.outcome import Add, Folds, Item, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import Edit, in_base64
 

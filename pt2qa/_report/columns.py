@@ -26,7 +26,7 @@ from typing import (
 )
 
 from pt2qa._printable import clean
-from pt2qa._report.formats import decibel, number, shape, shorten, whole
+from pt2qa._report.prose import decibel, number, shape, shorten, whole
 from pt2qa.errors import ReportError
 
 Row = TypeVar("Row")
@@ -112,7 +112,6 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The header in one line."""
         return " ".join(self.header.split()) or self.name
 
 
@@ -149,7 +148,6 @@ class Derived(Generic[Value]):
 
     @property
     def column(self) -> Column:
-        """Its description."""
         returned = self._get.__annotations__["return"]
         return _described(self.__name__, str(getattr(returned, "__name__", returned)), self._description)
 

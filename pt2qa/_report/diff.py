@@ -14,8 +14,7 @@ from typing import Any, Final, get_type_hints
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.columns import Column, cell, column_called, columns_of, fields_of, tables_of
 from pt2qa._report.diff_report import BuildRow, Change, DiffRow, ReportDiff, Status
-from pt2qa._report.formats import shorten
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, few, shorten
 from pt2qa._report.rows import Environment
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
@@ -60,7 +59,6 @@ class Reading:
 
     @property
     def place(self) -> str:
-        """Name and role."""
         return f"{self.name} ({self.role})" if self.role else self.name
 
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pt2qa._report.base import Block, ModelReport, Report, Table
 from pt2qa._report.charts import along
 from pt2qa._report.columns import Column, column
-from pt2qa._report.formats import decibel, exact, number
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, decibel, exact, few, number
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 

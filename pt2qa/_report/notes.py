@@ -25,7 +25,6 @@ class Note(str):
     kind: NoteKind
 
     def __new__(cls, text: str, kind: NoteKind) -> Note:
-        """A text with a kind."""
         note = super().__new__(cls, text)
         note.kind = kind
         return note
@@ -40,7 +39,6 @@ def kind_of(note: str) -> NoteKind | None:
 
 
 def notes_without(kind: NoteKind, notes: Iterable[str]) -> list[str]:
-    """The notes that are not of a kind."""
     return [note for note in notes if kind_of(note) != kind]
 
 

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, Final
 
-from pt2qa._near_names import question
-from pt2qa._printable import clean, clean_lines
+from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.charts import Drawing, drawings, of_rows
 from pt2qa._report.columns import cell
 from pt2qa._report.prose import few

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pt2qa import __version__
 from pt2qa._report.columns import column
+from pt2qa._report.prose import LISTED
+
+_ORDINAL: Final = re.compile(r"(_\d+)?(:\w+)?$| \(.*\)$")
+"""What distinguishes ops of one kind: a name's ordinal, the part of a decomposed op, a node without a handle."""
 
 
 class Row:
@@ -87,3 +93,21 @@ def installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def unpaired_entries(unpaired: Sequence[Unpaired]) -> list[str]:
+    """One line for each node without a partner; in a long list, one for each kind of op and side.
+
+    >>> checks = [Unpaired(n, f"layer.{n}/_assert_{n}", "reference", "nothing reads it") for n in range(6)]
+    >>> unpaired_entries(checks)
+    ['6 _assert (reference), such as layer.0/_assert_0: nothing reads it']
+    """
+    groups: dict[tuple[str, str], list[Unpaired]] = {}
+    for number, each in enumerate(unpaired):
+        kind = _ORDINAL.sub("", each.name.rpartition("/")[2]) if len(unpaired) > LISTED else str(number)
+        groups.setdefault((kind, each.side), []).append(each)
+    entries = []
+    for (kind, side), (first, *others) in groups.items():
+        what = f"{1 + len(others)} {kind} ({side}), such as {first.name}" if others else f"{first.name} ({side})"
+        entries.append(f"{what}: {first.reason or 'no reason given'}")
+    return entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa.errors import SelectionError
 
 OpKind = str | type | Callable[..., Any]

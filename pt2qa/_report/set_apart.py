@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Final, Literal
 
-from pt2qa._report.formats import number, share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, number, share
 from pt2qa._report.sums import FIRST, LARGEST, SMALLEST, Mergeable
 
 EMPTY: Final = "no samples"

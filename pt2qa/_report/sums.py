@@ -100,7 +100,6 @@ def unpack(sums: Sums, group: str, empty: State) -> list[State]:
 
 
 def settings_of(sums: Sums) -> dict[str, str]:
-    """The settings that the sums were made with."""
     found: dict[str, str] = _from_bytes(sums, SETTINGS, dict)
     return found
 

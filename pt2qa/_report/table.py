@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pt2qa._near_names import question
-from pt2qa._printable import clean, clean_lines
+from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.columns import CUSTOM, Column, cell, column_called, columns_of, derived_of, to_columns
-from pt2qa._report.formats import shape, shorten
-from pt2qa._report.prose import counted, wrap
+from pt2qa._report.prose import counted, shape, shorten, wrap
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:
@@ -192,7 +190,6 @@ def check_column(columns: Iterable[Column], name: str) -> None:
 
 
 def without_number(rows: Sequence[Row], column: str) -> tuple[Row, ...]:
-    """The rows whose number in this column is nan."""
     return tuple(row for row in rows if isinstance(value := cell(row, column), float) and isnan(value))
 
 

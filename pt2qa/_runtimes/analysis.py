@@ -12,8 +12,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import backend_for, lowerable, program_for, run_program
-from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.report import DeployedReport, DeployedRow
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import alone, in_step
 from pt2qa._report.prose import few
@@ -23,7 +22,7 @@ from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.positions import Mask
-from pt2qa._trials.target import metric_name
+from pt2qa._trials.treatment import metric_name
 from pt2qa.errors import DeploymentError, SelectionError
 from pt2qa.plugins import Backend, DeployedProgram
 from pt2qa.plugins import backends as installed

@@ -14,7 +14,6 @@ from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import CLEARLY, Costs, Survey, estimate, survey
-from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS, Ledger, covered, packed, precision_notes, results, resumed
 from pt2qa._sensitivity.metrics import Loss, OutputMetric, PostProcess, fault_of, finished, float_names, signal_of
@@ -23,7 +22,7 @@ from pt2qa._sensitivity.precision import FEWEST, MOST, needed
 from pt2qa._sensitivity.projection import PostProcessWithoutGradient, ProjectedBatch, Projection
 from pt2qa._sensitivity.report import ALL_SITES, SensitivityBatch, SensitivityPart, SensitivityReport
 from pt2qa._sensitivity.roundings import Variant, own_rounding
-from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups
+from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups, walk_places, whole_model
 from pt2qa._simulator.accumulate import accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data

@@ -51,7 +51,6 @@ def as_real(leaf: Tensor) -> Tensor:
 
 
 def float_names(result: Any) -> tuple[str, ...]:
-    """The names of :func:`float_leaves`."""
     leaves = pytree.tree_leaves(result)
     return tuple(name for name, leaf in zip(leaf_names(result), leaves, strict=True) if _counts(leaf))
 

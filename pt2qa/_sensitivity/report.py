@@ -11,8 +11,7 @@ from pt2qa._decibels import decibels
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import bars
 from pt2qa._report.columns import Amount, Column, Count, Worse, column, derived
-from pt2qa._report.formats import absent, decibel, number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import absent, counted, decibel, few, number, share
 from pt2qa._report.rows import Row
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums

@@ -20,9 +20,9 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import attribute_of, handle_of
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
+from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.program import Program, Step
-from pt2qa._simulator.quant_pieces import call_op
 from pt2qa._simulator.strides import copied
 from pt2qa.errors import SimulationError
 

@@ -17,10 +17,8 @@ from pt2qa._simulator.batches import as_batch, nbytes_of, structured
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of, graph_outputs
-from pt2qa._trials.outcome import Outcome, outcome_of
-from pt2qa._trials.reference import KEPT_BYTES, Item, Reference
-from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Treatment, places_of
+from pt2qa._trials.outcome import KEPT_BYTES, Item, Outcome, Reference, outcome_of
+from pt2qa._trials.treatment import Target, Treatment, places_of
 from pt2qa.errors import Pt2qaError, SelectionError, SimulationError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edited import annotations_of

@@ -12,8 +12,7 @@ from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.base import Grade, data_read
 from pt2qa._report.columns import Column
-from pt2qa._report.formats import decibel, number
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, decibel, number
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.storage import register
 from pt2qa._report.sums import settings_of

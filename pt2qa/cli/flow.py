@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import pt2qa
-from pt2qa._near_names import question
+from pt2qa._printable import question
 from pt2qa.cli.batches import Fit, Inputs, Part, Sizes, as_call, sizes_of
 from pt2qa.cli.group import file_of, say
 from pt2qa.errors import BatchError, FlowError, SelectionError
@@ -59,7 +59,7 @@ class Flow:
         A number is a target for the flow's metric, in its unit, or dB without a metric; ``sqnr>=30`` is always dB.
         """
         # Imported here, because other commands of the command line do not need torch.
-        from pt2qa._trials.target import metric_name, read_target
+        from pt2qa._trials.treatment import metric_name, read_target
 
         wanted: Any = self.target if text is None else _number(text)
         target = None if wanted is None else read_target(wanted)

@@ -14,8 +14,7 @@ from typing import Any, Final
 import click
 
 from pt2qa._interrupts import INTERRUPTED
-from pt2qa._near_names import did_you_mean
-from pt2qa._printable import clean, clean_lines
+from pt2qa._printable import clean, clean_lines, did_you_mean
 from pt2qa.cli import outcome
 from pt2qa.errors import FlowError, Pt2qaError, ReportError
 

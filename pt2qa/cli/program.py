@@ -138,7 +138,6 @@ def _commands() -> Any:
         analyzing,
         checking,
         measuring,
-        quantizers,
         reading,
         starting,
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from pt2qa._near_names import near_names
+from pt2qa._printable import near_names
 from pt2qa._report.atomic import write_atomic
 from pt2qa.cli import options
 from pt2qa.cli.flow import load_flow

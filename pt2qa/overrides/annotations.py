@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from pt2qa._graph.handles import OpName
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
 from pt2qa.errors import QuantizeError, SelectionError
@@ -24,12 +24,14 @@ from pt2qa.overrides.points import (
     Point,
     SpecFacts,
     Specs,
+    groups_of,
     read_nodes,
     read_specs,
+    root_of,
+    rounds_at,
     spec_facts,
     spec_text,
 )
-from pt2qa.overrides.sharing import groups_of, root_of, rounds_at
 from pt2qa.plugins import QuantizerPlugin, describe
 from pt2qa.plugins.registry import fusable_of, levels_of, unsupported_reason
 

@@ -12,8 +12,7 @@ from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS, limits_of
-from pt2qa.overrides.points import GraphNode, Point, own_spec, spec_facts
-from pt2qa.overrides.sharing import root_of, rounds_at
+from pt2qa.overrides.points import GraphNode, Point, own_spec, root_of, rounds_at, spec_facts
 from pt2qa.plugins.backend_spec import BackendSpec, OpSpec, Part, SpecLine, TensorSpec
 
 _ARGUMENTS: Final[dict[int, Part]] = {1: "weight", 2: "bias"}

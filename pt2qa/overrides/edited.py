@@ -17,8 +17,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.annotation import annotated_ops
-from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName, assign_handles, names_of, remove_handles
+from pt2qa._graph.handles import OpName, assign_handles, copy_to_edit, names_of, remove_handles
 from pt2qa._graph.internals.flow_quantizer import Place, named_nodes
 from pt2qa._graph.internals.shortcuts import shortcuts
 from pt2qa._graph.internals.torchao import fold_batch_norms, maker_of

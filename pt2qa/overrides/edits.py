@@ -13,8 +13,19 @@ import torch
 from pt2qa._graph.internals.torchao import maker_of
 from pt2qa.errors import PluginError, QuantizeError
 from pt2qa.overrides.plan import BEFORE_CALIBRATION, OBSERVERS, Edit
-from pt2qa.overrides.points import Derives, GraphNode, Point, Specs, observer_class, own_spec
-from pt2qa.overrides.sharing import groups_of, remove, replace_own, root_of, rounds_at
+from pt2qa.overrides.points import (
+    Derives,
+    GraphNode,
+    Point,
+    Specs,
+    groups_of,
+    observer_class,
+    own_spec,
+    remove,
+    replace_own,
+    root_of,
+    rounds_at,
+)
 
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 

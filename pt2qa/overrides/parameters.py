@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import OpName, ops_of
+from pt2qa._graph.handles import OpName, copy_to_edit, ops_of
 from pt2qa._graph.internals.flow_runtime import BIAS, Change, change_parameters
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import sizes_of

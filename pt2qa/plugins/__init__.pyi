@@ -11,7 +11,7 @@ from .scopes import Overrides as Overrides, Scope as Scope, check_overrides as c
 from .scopes import called_modules as called_modules, modules_of as modules_of, op_type as op_type
 
 # lowering and running, and what a backend takes
-from .backend import Backend as Backend, DeployedProgram as DeployedProgram, Ran as Ran
+from .protocol import Backend as Backend, DeployedProgram as DeployedProgram, Ran as Ran
 from .taps import handle_of as handle_of, observing as observing, same_outputs as same_outputs
 from .taps import with_outputs as with_outputs
 from .backend_spec import BackendSpec as BackendSpec, OpSpec as OpSpec, SpecLine as SpecLine, TensorSpec as TensorSpec

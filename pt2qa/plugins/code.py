@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS
 from pt2qa.overrides.plan import Edit as Edit

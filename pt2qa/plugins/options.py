@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa.errors import PluginError
-from pt2qa.plugins.backend import Backend
+from pt2qa.plugins.protocol import Backend
 
 _P = TypeVar("_P")
 _TRUE = ("true", "yes", "on", "1")

@@ -8,23 +8,18 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa.errors import PluginError
-from pt2qa.plugins.backend import Backend
 from pt2qa.plugins.backend_spec import BackendSpec
 from pt2qa.plugins.code import Base, edited_quantizer_code
 from pt2qa.plugins.options import options_of, parse_options, with_options
-from pt2qa.plugins.protocol import GenericPlugin, QuantizerPlugin
+from pt2qa.plugins.protocol import Backend, GenericPlugin, QuantizerPlugin
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from pt2qa.overrides.plan import OverridePlan
-    from pt2qa.plugins.backend import Backend
     from pt2qa.plugins.rules import Rule
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
 
 GROUP = "pt2qa.quantizers"
 BACKENDS = "pt2qa.backends"

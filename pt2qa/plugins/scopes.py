@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 from pt2qa._graph.internals.nodes import clean_path, module_stack
-from pt2qa._near_names import did_you_mean
+from pt2qa._printable import did_you_mean
 from pt2qa._report.prose import few
 from pt2qa.errors import PluginError
 from pt2qa.plugins.options import name_of, with_options

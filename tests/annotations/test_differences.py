@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._annotations.rows import UNKNOWN
+from pt2qa._annotations.report import UNKNOWN
 from pt2qa._graph.handles import op_of
 from pt2qa.cli import main
 from pt2qa.errors import SelectionError

@@ -16,8 +16,7 @@ import pt2qa
 from pt2qa import Edit, OverridePlan
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.edited import annotate
-from pt2qa.overrides.points import read_specs
-from pt2qa.overrides.sharing import groups_of
+from pt2qa.overrides.points import groups_of, read_specs
 from pt2qa.plugins import resolve
 from pt2qa.report import AnnotationReport, AnnotationRow
 from tests.flows import quantized_pair

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._check import context as context_of
-from pt2qa._graph.copies import copy_to_edit, copy_without_values
+from pt2qa._graph.handles import copy_to_edit, copy_without_values
 from pt2qa._weights import sums as sums_of
 
 EXAMPLE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)

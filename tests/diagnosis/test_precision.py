@@ -16,8 +16,7 @@ from pt2qa._diagnosis.case import Case
 from pt2qa._diagnosis.hypotheses import configuration, precision, weights
 from pt2qa._sensitivity.roundings import fitted_weight, rounding
 from pt2qa._simulator.program import QuantParams
-from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Target, Treatment
 from pt2qa.overrides.plan import OBSERVERS, Edit
 from tests.diagnosis import facts
 from tests.diagnosis.facts import Changed, joined, judged_by, played, said, seen, with_facts

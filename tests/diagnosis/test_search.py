@@ -24,8 +24,7 @@ from pt2qa._simulator.data import Data
 from pt2qa._trials.evidence import Gain
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.target import Target
-from pt2qa._trials.treatment import Treatment
+from pt2qa._trials.treatment import Target, Treatment
 from pt2qa.errors import DeploymentError, Pt2qaError
 from pt2qa.overrides.plan import Edit
 from tests.diagnosis import facts

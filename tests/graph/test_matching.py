@@ -13,12 +13,14 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
 
 from pt2qa._graph.annotation import annotated_ops, rounds, specs_of
-from pt2qa._graph.copies import copy_nodes, copy_to_edit, copy_without_values, share_constants
 from pt2qa._graph.handles import (
     OUTPUTS,
     PART,
     OpName,
     assign_handles,
+    copy_nodes,
+    copy_to_edit,
+    copy_without_values,
     custom_of,
     handle_of,
     input_handles,
@@ -31,6 +33,7 @@ from pt2qa._graph.handles import (
     output_handle,
     part_name,
     remove_handles,
+    share_constants,
     source_line,
     stems_of,
     user_inputs,

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torchao.quantization import pt2e
 
-from pt2qa._graph.copies import copy_nodes
+from pt2qa._graph.handles import copy_nodes
 from pt2qa._graph.internals.torchao import fold_quantized_weights, set_statistics, statistics_of
+from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.quant_ops import strip_quantization
-from pt2qa._simulator.quant_pieces import call_op
 
 FIRST, SECOND = torch.tensor([[-1.0, 4.0, 2.0], [0.5, 3.0, 1.0]]), torch.tensor([[-3.0, 1.0, 0.0], [2.0, 9.0, 4.0]])
 

@@ -13,8 +13,7 @@ from pt2qa._graph.internals.nodes import ANNOTATION
 from pt2qa.overrides import Edge, annotations_of, fusions
 from pt2qa.overrides.annotations import read_annotations
 from pt2qa.overrides.edited import annotate
-from pt2qa.overrides.points import Shares, write_specs
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import Shares, root_of, write_specs
 from pt2qa.plugins import resolve
 from tests.overrides.flows import annotated, captured, check_prediction, edited, plain
 from tests.overrides.nets import NETS

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pt2qa.errors import QuantizeError
-from pt2qa.overrides.points import Derives, Point, Shares
-from pt2qa.overrides.sharing import remove, replace_own, root_of
+from pt2qa.overrides.points import Derives, Point, Shares, remove, replace_own, root_of
 
 A, B, C, D, E = ((name, "") for name in "abcde")
 

@@ -13,7 +13,7 @@ import pt2qa
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials import judge, reference
-from pt2qa._trials.reference import Reference
+from pt2qa._trials.outcome import Reference
 from tests.reconfigure.detector import data, detector_pair, measured
 
 

@@ -13,7 +13,7 @@ import pytest
 from pt2qa._reconfigure.candidates import Costs, EditCandidate
 from pt2qa._reconfigure.search import Search
 from pt2qa._trials.outcome import Outcome
-from pt2qa._trials.target import Budget, Target
+from pt2qa._trials.treatment import Budget, Target
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 

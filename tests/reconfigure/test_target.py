@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pt2qa
-from pt2qa._trials.target import Budget, Target, read_target
+from pt2qa._trials.treatment import Budget, Target, read_target
 
 
 @pytest.mark.parametrize("given", [30, 30.0, "sqnr>=30", "sqnr >= 30 dB", "sqnr>=3e1", Target(30.0)], ids=repr)

@@ -12,8 +12,8 @@ import pytest
 import pt2qa
 import pt2qa._report.storage as storage
 from pt2qa._report.base import Listing
-from pt2qa._report.formats import share
 from pt2qa._report.html import html_page
+from pt2qa._report.prose import share
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, Report, column, derived, diff, gate, load, register
 

@@ -11,7 +11,7 @@ import pytest
 
 from pt2qa._layers.verdict import clamped_share, growth
 from pt2qa._printable import clean
-from pt2qa._report.formats import cosine, decibel, index, number, share, shorten
+from pt2qa._report.prose import cosine, decibel, index, number, share, shorten
 from pt2qa.errors import ReportError
 from pt2qa.report import Unpaired
 

@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from pt2qa._report.gating.requirement import Requirement, parsed, read_requirement
+from pt2qa._report.gating.verdict import Requirement, parsed, read_requirement
 from pt2qa.errors import SelectionError
 
 

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 import pt2qa
 from pt2qa._sensitivity import paths as paths_module
 from pt2qa._sensitivity.costs import BACK, CALL, ELEMENT, Costs, estimate, survey
-from pt2qa._sensitivity.exact import walk_places
 from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of, plan_paths
-from pt2qa._sensitivity.site_groups import find_site_groups, steps_behind
+from pt2qa._sensitivity.site_groups import find_site_groups, steps_behind, walk_places
 from tests.flows import quantized_pair, residual_pair
 from tests.models import Linears, images
 

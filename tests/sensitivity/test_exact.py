@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pt2qa
-from pt2qa._sensitivity.exact import walk_places, whole_model
 from pt2qa._sensitivity.gradients import GradientRun
-from pt2qa._sensitivity.site_groups import find_site_groups
+from pt2qa._sensitivity.site_groups import find_site_groups, walk_places, whole_model
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.errors import SimulationError
 from tests import models

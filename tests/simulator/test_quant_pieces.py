@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
 from pt2qa._metrics import CHUNK
-from pt2qa._simulator.quant_pieces import call_op
+from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.strides import is_plain
 
 QUANTIZE, DEQUANTIZE = QUANTIZED_DECOMPOSED.quantize_per_tensor, QUANTIZED_DECOMPOSED.dequantize_per_tensor
@@ -60,7 +60,7 @@ def test_only_large_values_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(value.numel())
         return QUANTIZE.default(value, *rest)
 
-    monkeypatch.setattr("pt2qa._simulator.quant_pieces._PER_TENSOR", {noted})
+    monkeypatch.setattr("pt2qa._simulator.graph_run._PER_TENSOR", {noted})
     for count in (CHUNK, 2 * CHUNK + 1):
         call_op(noted, torch.ones(count), 0.5, 0, -128, 127, torch.int8)
     assert sizes == [CHUNK, CHUNK, CHUNK, 1]

@@ -18,7 +18,7 @@ from typing import Final
 from tabulate import tabulate
 
 import pt2qa
-from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.report import DeployedRow
 from tests.sweep.ops import OPS, Branches
 from tests.sweep.quantizer import Everything
 

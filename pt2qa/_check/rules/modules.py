@@ -12,8 +12,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.aliases import Aliases, memory_of
 from pt2qa._check.context import CheckContext, require
 from pt2qa._check.rules.capturing import trains
-from pt2qa._graph.copies import copy_without_values
-from pt2qa._graph.handles import attribute_of, handle_of, module_of, op_of
+from pt2qa._graph.handles import attribute_of, copy_without_values, handle_of, module_of, op_of
 from pt2qa._graph.internals.nodes import VALUE, clean_path, module_stack
 from pt2qa._graph.internals.torchao import fold_batch_norms
 from pt2qa._simulator.products import CONVOLUTIONS

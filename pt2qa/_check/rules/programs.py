@@ -13,8 +13,7 @@ from torch.fx import Node
 from pt2qa._capture.aliases import Aliases
 from pt2qa._capture.normalise import inline_regions, keep_scalars, remove_added_zeros, remove_dead_code, write_sources
 from pt2qa._check.context import CAPTURED, EVERY_PASS, CheckContext, require
-from pt2qa._graph.copies import copy_to_edit
-from pt2qa._graph.handles import handle_of, is_decomposed, module_of, op_of, ops_of
+from pt2qa._graph.handles import copy_to_edit, handle_of, is_decomposed, module_of, op_of, ops_of
 from pt2qa._graph.internals.nodes import SOURCES, VALUE, module_stack
 from pt2qa._report.prose import counted
 from pt2qa.errors import Pt2qaError

@@ -11,10 +11,10 @@ from torch.fx import Node
 
 from pt2qa._check.context import NO_QUANTIZER, CheckContext, UnavailableError, require
 from pt2qa._check.rules.programs import decomposed_first
-from pt2qa._graph.copies import copy_to_edit
+from pt2qa._graph.handles import copy_to_edit
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
-from pt2qa._near_names import question
+from pt2qa._printable import question
 from pt2qa._simulator.op_rules import functional_spelling, mutates_first_argument
 from pt2qa.errors import PluginError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Annotations

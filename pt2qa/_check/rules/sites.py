@@ -13,7 +13,7 @@ from pt2qa._check.rules.specs import VALUE_PRESERVING, mixed_parameters
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.rows import LayerRow
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.formats import decibel, number, share
+from pt2qa._report.prose import decibel, number, share
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins import Found

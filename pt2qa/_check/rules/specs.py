@@ -16,8 +16,7 @@ from pt2qa._simulator.products import CONVOLUTIONS
 from pt2qa.overrides import Annotations
 from pt2qa.overrides.broken_lines import BrokenLine
 from pt2qa.overrides.edits import BATCH_NORMS
-from pt2qa.overrides.points import Derives, GraphNode, Point, Shares
-from pt2qa.overrides.sharing import root_of
+from pt2qa.overrides.points import Derives, GraphNode, Point, Shares, root_of
 from pt2qa.plugins import Found
 from pt2qa.plugins.backend_spec import TensorSpec
 from pt2qa.plugins.rules import rule

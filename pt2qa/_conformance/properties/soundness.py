@@ -17,8 +17,7 @@ from pt2qa._conformance.trial import Annotated, Failure, Trial, place_of, some
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa.overrides.broken_lines import broken_lines
-from pt2qa.overrides.points import Derives, Shares
-from pt2qa.overrides.sharing import rounds_at
+from pt2qa.overrides.points import Derives, Shares, rounds_at
 from pt2qa.plugins import DoesNotApplyError, op_type
 
 NO_SPEC = "no spec given: pass spec=, or give the plug-in or the quantizer an attribute spec"

@@ -14,8 +14,7 @@ from torch import Tensor
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._metrics import float64
 from pt2qa._ranks import batches_before, everywhere
-from pt2qa._report.formats import decibel, number, share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, decibel, number, share
 from pt2qa._sensitivity.ranges import Observed, use_of
 from pt2qa._simulator.batches import count_samples
 from pt2qa._simulator.data import Data

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pt2qa._diagnosis.case import Case, Hypothesis
-from pt2qa._report.formats import share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, share
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.plan import OBSERVERS

@@ -10,8 +10,7 @@ from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.calibration import goes_beyond
 from pt2qa._diagnosis.hypotheses.sites import ops_in_float
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
-from pt2qa._report.formats import share
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, share
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 

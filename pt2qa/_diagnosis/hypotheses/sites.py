@@ -13,8 +13,7 @@ from pt2qa._check.rules.calibration import is_mask
 from pt2qa._check.rules.specs import VALUE_PRESERVING
 from pt2qa._diagnosis.case import OUTLIER, Case, Hypothesis
 from pt2qa._diagnosis.worth import error
-from pt2qa._report.formats import number, share
-from pt2qa._report.prose import counted, few
+from pt2qa._report.prose import counted, few, number, share
 from pt2qa._sensitivity.ranges import use_of
 from pt2qa._sensitivity.roundings import INTEGERS, fitted
 from pt2qa._simulator.accumulate import limits

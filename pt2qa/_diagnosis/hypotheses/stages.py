@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.comparison import Stages
-from pt2qa._deployed.report import DeployedReport
-from pt2qa._deployed.rows import DeployedRow
+from pt2qa._deployed.report import DeployedReport, DeployedRow
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.sites import in_float
 from pt2qa._diagnosis.hypotheses.weights import changed as changed_weights
@@ -22,8 +21,7 @@ from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._report.formats import decibel, number
-from pt2qa._report.prose import few
+from pt2qa._report.prose import decibel, few, number
 from pt2qa._simulator.batches import leaves_of
 from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment

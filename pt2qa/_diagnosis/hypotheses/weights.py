@@ -12,8 +12,7 @@ from torch import Tensor
 from pt2qa._decibels import decibels
 from pt2qa._diagnosis.case import Case, Hypothesis, weight_axis
 from pt2qa._diagnosis.hypotheses.sites import has_unused_levels, is_floored, with_own_scales
-from pt2qa._report.formats import number
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, number
 from pt2qa._sensitivity.roundings import fitted_weight, rounding
 from pt2qa._simulator.program import Site
 from pt2qa._trials.treatment import Substitute, Treatment

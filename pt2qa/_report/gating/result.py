@@ -8,8 +8,7 @@ from math import isnan, nan
 from xml.etree import ElementTree
 
 from pt2qa._printable import clean
-from pt2qa._report.formats import exact
-from pt2qa._report.prose import LISTED, counted, listed, sections, wrap
+from pt2qa._report.prose import LISTED, counted, exact, listed, sections, wrap
 from pt2qa._report.rows import Row
 from pt2qa._report.table import screen_width
 
