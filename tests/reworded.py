@@ -77,7 +77,7 @@ class _Loader(SourceFileLoader):
 
 
 FOLDERS = ("plugins", "html")
-FILES = ("flow_text.py", "rewriting.py", "slice_ops.py", "__init__.py")
+FILES = ("plain_flow.py", "slice_ops.py", "__init__.py")
 """Where strings are parts of programs and pages, or lists of names."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import pt2qa
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials import judge, reference
+from pt2qa._trials import judge, outcome
 from pt2qa._trials.outcome import Reference
 from tests.reconfigure.detector import data, detector_pair, measured
 
@@ -45,7 +45,7 @@ def test_what_does_not_fit_into_the_memory_is_computed_again(monkeypatch: pytest
     size = sum(
         leaf.numel() * 4 for leaf in Reference(pair, Data("batches", [batch]))._outputs("", batch, pair.values(batch))
     )
-    monkeypatch.setattr(reference, "KEPT_BYTES", size)  # one of the two batches
+    monkeypatch.setattr(outcome, "KEPT_BYTES", size)  # one of the two batches
     kept = Reference(pair, Data("batches", data()))
     assert kept.runs == 2
     first, second = list(kept), list(kept)

@@ -13,7 +13,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa._candidates import analysis as quantizers
-from pt2qa._sensitivity import exact, gradients
+from pt2qa._sensitivity import gradients, site_groups
 from pt2qa._simulator import fused, lockstep, verification
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator
@@ -173,9 +173,9 @@ def test_integer_outputs_that_differ_are_refused() -> None:
 
 
 def test_the_forked_walk_of_exact_sensitivity(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = exact._Walk._fork
+    right = site_groups._Walk._fork
     monkeypatch.setattr(
-        exact._Walk, "_fork", lambda self, start, on: [value * 1.01 for value in right(self, start, on)]
+        site_groups._Walk, "_fork", lambda self, start, on: [value * 1.01 for value in right(self, start, on)]
     )
     with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
         pt2qa.sensitivity(pair, [images()], method="exact", progress=False)
