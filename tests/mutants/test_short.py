@@ -72,7 +72,7 @@ def test_every_room_and_its_tests_exist() -> None:
 
 def test_what_imports_make_is_looked_at_by_the_test_of_defaults() -> None:
     known = {"tests/report": Lines({}, [f"{DEFAULTS}::test_a", "tests/report/test_b.py::test_b"], [1.0, 2.0])}
-    default = Mutation("pt2qa/_weights/rows.py", 0, 77, "False", "True", called=False)
+    default = Mutation("pt2qa/_weights/report.py", 0, 77, "False", "True", called=False)
     assert chosen_for(default, known) == ([f"{DEFAULTS}::test_a"], 1.0)
     assert chosen_for(replace(default, called=True), known) == ([], 0.0)
 
