@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._decibels import decibels
-from pt2qa._report.columns import Amount, Count
+from pt2qa._report.rows import Amount, Count
 from pt2qa._report.sums import LARGEST, SMALLEST, Mergeable
 
 CHUNK = 1 << 19

@@ -29,7 +29,7 @@ from pt2qa._report.base import Report, write_text
 from pt2qa._sensitivity.analysis import sensitivity
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Mask
 from pt2qa._trials.treatment import Target
 from pt2qa._weights.analysis import compare_weights
 from pt2qa._weights.report import WeightReport

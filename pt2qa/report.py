@@ -31,12 +31,11 @@ from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift
 from pt2qa._reconfigure.report import CurvePoint, EditRow, Reconfiguration, Stage
 from pt2qa._report.base import DataReport, ModelReport, Report
-from pt2qa._report.columns import column, derived
 from pt2qa._report.diff import diff, history
 from pt2qa._report.diff_report import BuildRow, Change, DiffRow, ReportDiff
 from pt2qa._report.gating.result import GateCheck, GateResult
 from pt2qa._report.gating.verdict import gate
-from pt2qa._report.rows import Environment, Unpaired
+from pt2qa._report.rows import Environment, Unpaired, column, derived
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import read, register, save
 from pt2qa._runtimes.report import RuntimeReport, RuntimeRow, RuntimeSummary

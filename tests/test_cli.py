@@ -26,8 +26,8 @@ from click.testing import CliRunner
 
 import pt2qa
 from pt2qa import Target
-from pt2qa._report.columns import columns_of
 from pt2qa._report.notes import Note
+from pt2qa._report.rows import columns_of
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting
 from pt2qa.errors import QuantizeError

@@ -9,7 +9,7 @@ import torch
 
 import pt2qa
 from pt2qa._bad_cases.case_metrics import OutputPair
-from pt2qa._simulator.positions import Layout
+from pt2qa._simulator.data import Layout
 from tests.padded_prompts import Running, padded, prompts, quantized
 
 METRICS = ["sqnr", "cosine", "l1", "atol", "kl"]

@@ -9,9 +9,8 @@ from math import isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pt2qa._report.base import Block, Listing, ModelReport, Table
-from pt2qa._report.columns import Count, column, derived, shown_columns
 from pt2qa._report.prose import by_reason, counted, few, index, number
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Count, Row, column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
 from pt2qa.errors import ReportError

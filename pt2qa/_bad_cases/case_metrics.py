@@ -15,7 +15,7 @@ from pt2qa._bad_cases.rows import LabelCounts
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, divergence, error_sums, float64
 from pt2qa._simulator.batches import leaf_names
-from pt2qa._simulator.positions import LEADING, Layout
+from pt2qa._simulator.data import LEADING, Layout
 from pt2qa.errors import BatchError, SelectionError
 
 FLIPS: Final = "flips"

@@ -13,8 +13,8 @@ import numpy as np
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, check_structure, key_of, rebuild
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.charts import LONGEST
-from pt2qa._report.columns import Column, Count, column
 from pt2qa._report.prose import counted, number, share
+from pt2qa._report.rows import Column, Count, column
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Array, Sums

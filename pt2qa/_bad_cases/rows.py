@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from pt2qa._report.columns import column
 from pt2qa._report.prose import index
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Row, column
 from pt2qa._report.sums import FIRST, Array, Mergeable
 from pt2qa.errors import ReportError
 

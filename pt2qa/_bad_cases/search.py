@@ -53,9 +53,8 @@ from pt2qa._simulator.batches import (
     plain_batch,
     structured,
 )
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data, Mask, Positions
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, simulated
 from pt2qa.errors import BatchError, SelectionError
 

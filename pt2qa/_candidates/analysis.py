@@ -34,9 +34,8 @@ from pt2qa._simulator.accumulate import (
     refuse_empty,
 )
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data, Layout, Mask, Positions
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted, Layout, Mask, Positions
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, ReportError, SelectionError, SimulationError

@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._report.base import Block, DataReport, Report, Table, data_read
 from pt2qa._report.charts import bars
-from pt2qa._report.columns import Column, check_custom, column, custom_names, derived
 from pt2qa._report.prose import counted, decibel, megabytes, sections, wrap
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Column, Row, check_custom, column, custom_names, derived
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums
 from pt2qa._report.table import table

@@ -9,9 +9,8 @@ from math import nan
 from typing import Annotated, ClassVar, Final, Literal
 
 from pt2qa._report.base import DataReport, Grade, Group, Report
-from pt2qa._report.columns import column, derived
 from pt2qa._report.prose import LISTED, by_reason, counted, sections, wrap
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Row, column, derived
 from pt2qa._report.storage import register
 
 SEVERITIES: Final = ("error", "warning", "note")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pt2qa._report.base import Block, Listing, ModelReport, Report
-from pt2qa._report.columns import column, derived, shown_columns
 from pt2qa._report.prose import counted, listed, sections
+from pt2qa._report.rows import column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import draw
 

@@ -23,8 +23,7 @@ from pt2qa._report.notes import Note
 from pt2qa._report.prose import few
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.treatment import metric_name
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Backend, DeployedProgram, available, backend_of, rules_of

@@ -45,12 +45,11 @@ from pt2qa._simulator.batches import (
     structured,
     tensor_outputs,
 )
-from pt2qa._simulator.isolated_check import TOLERANCE
+from pt2qa._simulator.data import Counted, Mask, Positions
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
-from pt2qa._simulator.verification import Outputs, Verification, graph_outputs, kind_of
+from pt2qa._simulator.verification import TOLERANCE, Outputs, Verification, graph_outputs, kind_of
 from pt2qa._trials.judge import SimulatedModel
 from pt2qa.errors import DeploymentError, SimulationError
 from pt2qa.plugins import DeployedProgram

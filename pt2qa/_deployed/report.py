@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pt2qa._decibels import LOW_SQNR, agreement, decibels, power
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
-from pt2qa._report.columns import column, derived, shown_columns
 from pt2qa._report.prose import by_reason, counted, decibel, few, number, share
-from pt2qa._report.rows import Row, Unpaired
+from pt2qa._report.rows import Row, Unpaired, column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import ranked
 

@@ -27,8 +27,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
 from pt2qa._report.notes import Note
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.treatment import Target, Treatment, read_target
 from pt2qa.errors import SelectionError

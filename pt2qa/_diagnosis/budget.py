@@ -25,9 +25,8 @@ from pt2qa._sensitivity.roundings import InSeries, Rounding, Variant, clamping, 
 from pt2qa._sensitivity.site_groups import find_site_groups
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Data, Mask
 from pt2qa._simulator.fused import is_elementwise
-from pt2qa._simulator.positions import Mask
 from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa.errors import ReportError, SelectionError

@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from pt2qa._decibels import decibels, summed
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import stacked
-from pt2qa._report.columns import Column, Count, column, derived
 from pt2qa._report.prose import absent, counted, decibel, few, share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Column, Count, Row, column, derived
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums
 

@@ -25,8 +25,7 @@ from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import INTEGERS, Variant, fitted, fitted_by_channel, fitted_weight, own_rounding
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Counted, Positions
+from pt2qa._simulator.data import Counted, Data, Positions
 from pt2qa._simulator.program import Constant, QuantParams, Site, Step
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge

@@ -39,9 +39,8 @@ from pt2qa._sensitivity.projection import Key, Projection
 from pt2qa._sensitivity.roundings import Rounding, Variant, with_roundings
 from pt2qa._simulator.accumulate import Tally, accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data, Positions
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted, Positions
 from pt2qa._simulator.program import Site
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._simulator.verification import Outputs, Verification, digest_of

@@ -8,9 +8,8 @@ from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Step, Table, data_read
-from pt2qa._report.columns import Count, column, derived
 from pt2qa._report.prose import counted, decibel, few, number, share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Count, Row, column, derived
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError
 

@@ -16,8 +16,7 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import over_ranks
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data, Mask
 from pt2qa.errors import SelectionError
 
 

@@ -10,9 +10,8 @@ from statistics import median
 from typing import Annotated, Any, ClassVar, Final
 
 from pt2qa._layers.rows import LayerRow
-from pt2qa._report.columns import column
 from pt2qa._report.prose import counted, decibel
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Row, column
 
 FEWEST: Final = 4
 """Blocks that make a picture."""

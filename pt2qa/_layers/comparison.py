@@ -31,13 +31,11 @@ from pt2qa._simulator.accumulate import (
     refuse_empty,
 )
 from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.isolated_check import Isolated
+from pt2qa._simulator.data import Counted, Data
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import QuantParams, Step
-from pt2qa._simulator.verification import Outputs, Verification
+from pt2qa._simulator.verification import Isolated, Outputs, Verification
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ from pt2qa._layers.rows import LayerRow, folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
 from pt2qa._report.charts import Runs, along, drawings, pictures, scalars, sides
-from pt2qa._report.columns import Column, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.prose import by_reason, cosine, counted, decibel, number, wrap
-from pt2qa._report.rows import Unpaired
+from pt2qa._report.rows import Column, Unpaired, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums
 from pt2qa._report.table import screen_width, table, without_number

@@ -11,10 +11,9 @@ from math import isnan, nan
 from typing import Annotated, ClassVar, Literal
 
 from pt2qa._printable import near_names
-from pt2qa._report.columns import column
 from pt2qa._report.prose import cosine as five_digits
 from pt2qa._report.prose import counted, share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Row, column
 from pt2qa.errors import ReportError
 
 

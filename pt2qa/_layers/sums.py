@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pt2qa._layers.rows import LayerRow
 from pt2qa._metrics import ENDS, ErrorSums, Metric, NoiseSums
-from pt2qa._report.columns import Count
 from pt2qa._report.merging import merged_data
+from pt2qa._report.rows import Count
 from pt2qa._report.sums import EACH, FIRST, MERGED, Mergeable, Sums, pack, settings_of, unpack, why_not
 from pt2qa.errors import ReportError
 

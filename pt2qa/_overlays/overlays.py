@@ -20,8 +20,8 @@ from pt2qa._layers.report import LayerReport
 from pt2qa._printable import clean, near_names
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import check_name
-from pt2qa._report.columns import cell
 from pt2qa._report.prose import decibel, number
+from pt2qa._report.rows import cell
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._weights.report import WeightReport
 from pt2qa.errors import ReportError, SelectionError

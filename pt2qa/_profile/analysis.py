@@ -28,8 +28,7 @@ from pt2qa._report.prose import counted, few
 from pt2qa._report.selection import OpKind
 from pt2qa._simulator.accumulate import accumulate, peeked
 from pt2qa._simulator.batches import Batch, as_batch, buffers_kept, flatten_batch, structured
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Inside, Mask
+from pt2qa._simulator.data import Data, Inside, Mask
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import CaptureError, DeploymentError, SelectionError
 from pt2qa.plugins import Backend, DeployedProgram

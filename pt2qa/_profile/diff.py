@@ -11,8 +11,8 @@ from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
 from pt2qa._report.base import Block, Listing, ModelReport, Report, data_read
-from pt2qa._report.columns import Count
 from pt2qa._report.prose import counted, few, number, share
+from pt2qa._report.rows import Count
 from pt2qa._report.storage import register
 from pt2qa._report.table import ranked
 from pt2qa.errors import ReportError

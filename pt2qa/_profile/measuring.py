@@ -28,8 +28,8 @@ from pt2qa._report.sums import EACH, MERGED, Mergeable
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.accumulate import empty_batch, input_ranges, is_empty, refuse_empty, sample_of
 from pt2qa._simulator.batches import Batch, as_call, count_samples, flatten_batch, has_no_element
+from pt2qa._simulator.data import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.lifetimes import UNWRITTEN
-from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.program import Program
 from pt2qa.errors import CaptureError, SelectionError
 

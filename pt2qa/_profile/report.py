@@ -23,8 +23,8 @@ from pt2qa._profile.histogram import (
 from pt2qa._profile.rows import ProfileRow, Role, each_once
 from pt2qa._report.base import Block, DataReport, Report, data_read
 from pt2qa._report.charts import Buckets, Event, Runs
-from pt2qa._report.columns import EXACT, column
 from pt2qa._report.prose import counted, few, number, share
+from pt2qa._report.rows import EXACT, column
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Array, Sums

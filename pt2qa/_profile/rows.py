@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from math import nan, sqrt
 from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
-from pt2qa._report.columns import column, derived
 from pt2qa._report.prose import share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Row, column, derived
 
 Role = Literal["input", "output", "weight", "bias", "constant"]
 

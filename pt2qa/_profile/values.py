@@ -22,8 +22,8 @@ from pt2qa._profile.statistics import ChannelStatistics, Statistics, flat_chunks
 from pt2qa._report.merging import merged_data
 from pt2qa._report.sums import FIRST, MERGED, Mergeable, pack, settings_of, unpack
 from pt2qa._simulator import quant_ops
+from pt2qa._simulator.data import Inside
 from pt2qa._simulator.graph_run import GraphRun
-from pt2qa._simulator.positions import Inside
 from pt2qa._simulator.program import QuantParams
 from pt2qa.errors import ReportError
 

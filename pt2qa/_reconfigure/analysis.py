@@ -23,8 +23,7 @@ from pt2qa._repair.methods import methods_named
 from pt2qa._sensitivity.analysis import sensitivity as noise_of_sites
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.judge import Judge, SimulatedModel
 from pt2qa._trials.outcome import Folds, Outcome, outcome_of
 from pt2qa._trials.treatment import Budget, Target, Treatment, read_target

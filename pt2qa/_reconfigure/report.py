@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Block, DataReport, Grade, Report, Table
-from pt2qa._report.columns import Count, column
 from pt2qa._report.prose import counted, share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Count, Row, column
 from pt2qa._report.set_apart import DataHealth
 from pt2qa._report.storage import register
 from pt2qa.errors import ReportError

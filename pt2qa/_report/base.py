@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.charts import Runs
-from pt2qa._report.columns import (
+from pt2qa._report.prose import counted, listed, sections, wrap
+from pt2qa._report.rows import (
     Column,
     Count,
+    Environment,
+    Unpaired,
     column_called,
     columns_of,
     custom_column,
@@ -23,9 +26,8 @@ from pt2qa._report.columns import (
     numbers_of,
     shown_columns,
     tables_of,
+    unpaired_entries,
 )
-from pt2qa._report.prose import counted, listed, sections, wrap
-from pt2qa._report.rows import Environment, Unpaired, unpaired_entries
 from pt2qa._report.set_apart import DataHealth, InputRange, SetApart, about_data, apart_entries, failures
 from pt2qa._report.storage import save
 from pt2qa._report.table import ORDERS, csv_text, frame, order_of, ranked, screen_width, table, with_column

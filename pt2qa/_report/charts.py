@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any, Final
 
 from pt2qa._decibels import LOW_SQNR
-from pt2qa._report.columns import cell
+from pt2qa._report.rows import cell
 
 LONGEST: Final = 1e30
 """What a bar may be long: more than any measured number, and little enough to be scaled and added up."""

@@ -12,10 +12,9 @@ from math import inf, isnan, nan
 from typing import Any, Final, get_type_hints
 
 from pt2qa._report.base import Report, check_name
-from pt2qa._report.columns import Column, cell, column_called, columns_of, fields_of, tables_of
 from pt2qa._report.diff_report import BuildRow, Change, DiffRow, ReportDiff, Status
 from pt2qa._report.prose import counted, few, shorten
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Column, Environment, cell, column_called, columns_of, fields_of, tables_of
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pt2qa._report.base import Block, ModelReport, Report, Table
 from pt2qa._report.charts import along
-from pt2qa._report.columns import Column, column
 from pt2qa._report.prose import counted, decibel, exact, few, number
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Column, Row, column
 from pt2qa._report.storage import register
 
 Status = Literal["worse", "changed", "gone", "new", "better", "unchanged"]

@@ -15,7 +15,7 @@ a dataclass of ``str``   a JSON object
 =======================  ===========================================================================
 
 A field, column or record entry that the file's schema lacks takes its default (``since`` of
-:class:`pt2qa._report.columns.Column`).
+:class:`pt2qa._report.rows.Column`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from pt2qa._report.columns import (
+from pt2qa._report.notes import KINDS, Note
+from pt2qa._report.rows import (
     CUSTOM,
     Column,
     cached,
@@ -44,7 +45,6 @@ from pt2qa._report.columns import (
     takes_custom,
     to_columns,
 )
-from pt2qa._report.notes import KINDS, Note
 from pt2qa._report.sums import Array
 from pt2qa.errors import ReportError
 

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from pt2qa._report.base import Report
-from pt2qa._report.columns import takes_custom
 from pt2qa._report.notes import joined_notes
+from pt2qa._report.rows import takes_custom
 from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.storage import kinds
 from pt2qa._report.sums import settings_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.charts import Drawing, drawings, of_rows
-from pt2qa._report.columns import cell
 from pt2qa._report.prose import few
+from pt2qa._report.rows import cell
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from pt2qa._report.columns import Column, number_of
+from pt2qa._report.rows import Column, number_of
 from pt2qa.errors import ReportError
 
 Array = npt.NDArray[Any]

@@ -16,8 +16,8 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pt2qa._printable import clean, clean_lines, question
-from pt2qa._report.columns import CUSTOM, Column, cell, column_called, columns_of, derived_of, to_columns
 from pt2qa._report.prose import counted, shape, shorten, wrap
+from pt2qa._report.rows import CUSTOM, Column, cell, column_called, columns_of, derived_of, to_columns
 from pt2qa.errors import ReportError
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from pt2qa._report.set_apart import as_fields
 from pt2qa._runtimes.report import DB, LSB, RuntimeReport, RuntimeRow, RuntimeSummary
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
-from pt2qa._simulator.data import Data
-from pt2qa._simulator.positions import Mask
+from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.treatment import metric_name
 from pt2qa.errors import DeploymentError, SelectionError
 from pt2qa.plugins import Backend, DeployedProgram

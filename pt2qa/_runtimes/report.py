@@ -8,9 +8,8 @@ from math import isnan, nan
 from typing import Annotated, ClassVar, Final
 
 from pt2qa._report.base import Block, DataReport, Grade, Report, Table, data_read
-from pt2qa._report.columns import Column, Count, check_custom, column, custom_names, derived
 from pt2qa._report.prose import counted, decibel, few, megabytes, number
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Column, Count, Row, check_custom, column, custom_names, derived
 from pt2qa._report.storage import register
 
 LSB, DB = " LSB", " dB"

@@ -25,9 +25,8 @@ from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.site_groups import Group, SiteGroup, find_site_groups, walk_places, whole_model
 from pt2qa._simulator.accumulate import accumulate, empty_batch, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data, Mask, Positions
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted, Mask, Positions
 from pt2qa._simulator.verification import Outputs, Verification, digest_of
 from pt2qa.errors import SelectionError
 

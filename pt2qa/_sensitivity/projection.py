@@ -36,8 +36,8 @@ from pt2qa._sensitivity.paths import Path, error_at_end, pieces_of
 from pt2qa._sensitivity.precision import left_to_chance, random_signs
 from pt2qa._sensitivity.roundings import Rounding, Variant, changes
 from pt2qa._simulator.batches import as_batch, count_samples
+from pt2qa._simulator.data import Counted
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import Simulator, bind, tensors_equal
 from pt2qa.errors import SelectionError

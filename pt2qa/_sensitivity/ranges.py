@@ -15,7 +15,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import everywhere
 from pt2qa._sensitivity.roundings import with_roundings
 from pt2qa._simulator.accumulate import limits
-from pt2qa._simulator.positions import Counted
+from pt2qa._simulator.data import Counted
 from pt2qa._simulator.program import Site, Step
 from pt2qa._simulator.simulator import Simulator
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pt2qa._decibels import decibels
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import bars
-from pt2qa._report.columns import Amount, Column, Count, Worse, column, derived
 from pt2qa._report.prose import absent, counted, decibel, few, number, share
-from pt2qa._report.rows import Row
+from pt2qa._report.rows import Amount, Column, Count, Row, Worse, column, derived
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Sums
 from pt2qa._report.table import without_number

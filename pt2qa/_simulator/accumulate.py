@@ -20,9 +20,8 @@ from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, DataHealth, InputRange, SetApart
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import Batch, count_samples, plain
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.positions import Counted
 from pt2qa._simulator.program import Program, QuantParams
 from pt2qa._simulator.simulator import Simulator
 

@@ -43,10 +43,9 @@ from pt2qa._simulator.batches import (
     plain,
     written_buffers,
 )
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Axes, Data, Inside, Mask, without_axes
 from pt2qa._simulator.graph_run import GraphRun
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
-from pt2qa._simulator.positions import Axes, Inside, Mask, without_axes
 from pt2qa._simulator.strides import copied
 from pt2qa._two_graphs.report import LOST, GraphReport
 from pt2qa._two_graphs.values import plan_values

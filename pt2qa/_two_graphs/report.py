@@ -11,9 +11,8 @@ from pt2qa._decibels import LOW_SQNR
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.rows import LayerRow
 from pt2qa._report.base import Grade, data_read
-from pt2qa._report.columns import Column
 from pt2qa._report.prose import counted, decibel, number
-from pt2qa._report.rows import Unpaired
+from pt2qa._report.rows import Column, Unpaired
 from pt2qa._report.storage import register
 from pt2qa._report.sums import settings_of
 from pt2qa._report.table import ranked

@@ -12,10 +12,9 @@ import numpy as np
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.charts import LONGEST, Runs, of_rows, pictures, scalars
-from pt2qa._report.columns import column
 from pt2qa._report.prose import by_reason, counted, decibel, index
 from pt2qa._report.prose import cosine as five_digits
-from pt2qa._report.rows import Row, Unpaired
+from pt2qa._report.rows import Row, Unpaired, column
 from pt2qa._report.storage import register
 from pt2qa._report.sums import Array, Sums
 from pt2qa._report.table import without_number

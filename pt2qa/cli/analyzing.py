@@ -101,7 +101,7 @@ def analyze(
     finished work are written.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa._layers.rows import LayerRow
-    from pt2qa._report.columns import columns_of, derived_of
+    from pt2qa._report.rows import columns_of, derived_of
     from pt2qa._report.table import order_of
 
     plan = plan_in(overrides)
@@ -259,7 +259,7 @@ class _Analyses:
             click.echo(f"{printing.text(report)}\n")
 
     def _write_csv(self, report: Any, stem: str) -> None:
-        from pt2qa._report.columns import tables_of
+        from pt2qa._report.rows import tables_of
 
         for part in tables_of(type(report)):
             if getattr(report, part):

@@ -62,7 +62,7 @@ def text_of(command: str, exit_code: int) -> str:
 
 def report_of(report: Any) -> dict[str, Any]:
     """A report, or a gate's result: its numbers, and all rows of its tables in graph order."""
-    from pt2qa._report.columns import cell, tables_of
+    from pt2qa._report.rows import cell, tables_of
     from pt2qa._report.storage import kind_of
 
     if isinstance(report, dict):

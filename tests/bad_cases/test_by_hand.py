@@ -28,7 +28,7 @@ from pt2qa._bad_cases.case_metrics import (
 from pt2qa._bad_cases.rows import LabelCounts, check_structure, rebuild, stored_dtype
 from pt2qa._bad_cases.search import CaseBatch, Feedback, copied, cut, stored
 from pt2qa._bad_cases.standings import Entry, Found, Standing
-from pt2qa._simulator.positions import LEADING, Layout
+from pt2qa._simulator.data import LEADING, Layout
 from pt2qa.report import BadCases, CaseRow, Environment, Ranking, StoredCase
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 import pt2qa
-from pt2qa._simulator.isolated_check import CHECKED
 from pt2qa._simulator.program import Site
+from pt2qa._simulator.verification import CHECKED
 from tests.check.quantizers import UINT8, WEIGHT, Annotates
 
 BATCHES = [torch.linspace(-1, 2, 24).reshape(6, 4), torch.linspace(-3, 1, 24).reshape(6, 4)]

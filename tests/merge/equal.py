@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pt2qa
-from pt2qa._report.columns import columns_of, custom_names, derived_of, tables_of
+from pt2qa._report.rows import columns_of, custom_names, derived_of, tables_of
 from pt2qa.report import Report
 
 CLOSE = 1e-9

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._printable import clean
-from pt2qa._report.columns import columns_of, tables_of
 from pt2qa._report.html import html_page
 from pt2qa._report.html.page import graph_data
 from pt2qa._report.plot import notebook_html
+from pt2qa._report.rows import columns_of, tables_of
 from pt2qa._report.storage import kinds
 from pt2qa.report import LayerReport
 from tests.report.html.test_page import Page

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pt2qa._report.columns import columns_of, from_columns, to_columns
+from pt2qa._report.rows import columns_of, from_columns, to_columns
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, LayerRow, WeightRow
 

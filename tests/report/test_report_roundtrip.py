@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pt2qa._report.columns import EXACT, columns_of
+from pt2qa._report.rows import EXACT, columns_of
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, LayerRow, Unpaired, WeightReport, WeightRow, load
 

@@ -19,8 +19,7 @@ from safetensors.numpy import save_file
 
 import pt2qa._report.storage as storage
 from pt2qa._report.atomic import locked, write_atomic
-from pt2qa._report.columns import column
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Environment, column
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load, register
 

@@ -13,9 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED as OPS
 from pt2qa._report.set_apart import InputRange
 from pt2qa._simulator.accumulate import input_ranges, limits
+from pt2qa._simulator.data import LEADING, Counted
 from pt2qa._simulator.float_constants import FloatConstants, constant_of, run_on_constants
 from pt2qa._simulator.graph_run import GraphRun, run_order
-from pt2qa._simulator.positions import LEADING, Counted
 from pt2qa._simulator.products import Read, arguments_of, keyword_numbers, reads_of
 from pt2qa._simulator.program import QuantParams, Slot, Step
 from tests.simulator.test_lower import Two, lowered

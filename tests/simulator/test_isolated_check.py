@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._metrics import NoiseSums, error_sums
-from pt2qa._simulator.isolated_check import Isolated, IsolatedCheck
 from pt2qa._simulator.lockstep import Event, lockstep
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import Isolated, IsolatedCheck, graph_outputs
 from tests.flows import quantized_pair, residual_pair
 from tests.models import InPlaceViews, images
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 
 import pt2qa
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
-from pt2qa._simulator.positions import LEADING, Axes, Inside, Layout, without_axes
+from pt2qa._simulator.data import LEADING, Axes, Inside, Layout, without_axes
 from tests.padded_prompts import padded, prompts
 
 ATEN = torch.ops.aten

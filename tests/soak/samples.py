@@ -9,8 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, Histogram, packed
-from pt2qa._report.columns import columns_of, takes_custom
-from pt2qa._report.rows import Environment
+from pt2qa._report.rows import Environment, columns_of, takes_custom
 from pt2qa._report.storage import kinds
 from pt2qa.report import Report
 

@@ -11,11 +11,11 @@ from math import inf, isnan, nan
 from typing import Final
 
 from pt2qa._report.base import Report, check_name
-from pt2qa._report.columns import tables_of
 from pt2qa._report.diff import Measure, Reading, diff, find_measure, names_in, readings
 from pt2qa._report.diff_report import DiffRow, ReportDiff
 from pt2qa._report.gating.result import GateCheck, GateResult, Item, check_of, limit_text
 from pt2qa._report.prose import counted, exact, few
+from pt2qa._report.rows import tables_of
 from pt2qa._report.set_apart import SetApart, apart_entries, failures
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError, SelectionError

@@ -18,8 +18,7 @@ from pt2qa._decibels import LOW_SQNR
 from pt2qa._printable import clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Grade, Report, Step
-from pt2qa._report.columns import Column, cell, descriptions, tables_of
-from pt2qa._report.rows import Environment, unpaired_entries
+from pt2qa._report.rows import Column, Environment, cell, descriptions, tables_of, unpaired_entries
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
 

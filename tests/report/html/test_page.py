@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from pt2qa._report.charts import stacked
-from pt2qa._report.columns import cell
 from pt2qa._report.html import html_page, write_html
 from pt2qa._report.prose import decibel, shape
+from pt2qa._report.rows import cell
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, LayerReport, Profile, WeightReport
 from tests.report.html import samples
