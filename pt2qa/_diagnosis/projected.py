@@ -166,6 +166,8 @@ def site_noises(
 
 
 def together(parts: Sequence[SiteNoises]) -> SiteNoises:
+    if len(parts) == 1:
+        return parts[0]
     apart = numbered_on([each.set_apart for each in parts], [each.batches + len(each.set_apart) for each in parts])
     return replace(reduce(SiteNoises.merge, parts), set_apart=apart)
 
