@@ -12,16 +12,15 @@ from typing import Any
 
 import openvino
 import torch
-from openvino._offline_transformations import apply_moc_transformations, compress_quantize_weights_transformation
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import handle_of, observing, with_outputs
 from pt2qa_openvino.backend import IR, MODEL, OpenVINOBackend, OpenVINOProgram, Tap
+from pt2qa_openvino.internals import is_tensor, optimize
 from pt2qa_openvino.kernels import Kernels, listed, loaded, reason_of
 
 DISTURBS = "the model computes other outputs where it is returned"
@@ -148,7 +147,7 @@ def _exported(graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[A
         raise DeploymentError(f"torch.export could not export the model: {type(error).__name__}: {error}") from error
     assert isinstance(exported, GraphModule)
     for node in exported.graph.find_nodes(op="placeholder"):
-        if not isinstance(node.meta.get("val"), Tensor):  # a number, which export took for a constant
+        if not is_tensor(node):
             exported.graph.erase_node(node)
     return exported
 
@@ -182,8 +181,7 @@ def _optimized(translated: IR, outputs: Sequence[int] | None = None) -> IR:
         for number, result in enumerate(model.get_results()):
             if number not in outputs:
                 model.remove_result(result)
-    apply_moc_transformations(model, cf=False, smart_reshape=True)
-    compress_quantize_weights_transformation(model)
+    optimize(model)
     return _written(model)
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-HOMES = ("pt2qa/_graph/internals", "quantizers/pt2qa_x86/internals.py", "quantizers/pt2qa_xnnpack/internals.py")
+HOMES = (
+    "pt2qa/_graph/internals",
+    *(f"quantizers/{plugin}/internals.py" for plugin in ("pt2qa_openvino", "pt2qa_x86", "pt2qa_xnnpack")),
+)
 FILES = [path for folder in ("pt2qa", "quantizers") for path in sorted((ROOT / folder).rglob("*.py"))]
 OWN = ("pt2qa", "pt2qa_x86", "pt2qa_xnnpack", "__future__")
 

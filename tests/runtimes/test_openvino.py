@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._deployed.deployment import lowerable
 from pt2qa.report import DeployedReport
 from tests.models import images, residual
 from tests.runtimes.nets import NETS, quantized
@@ -46,6 +48,20 @@ def model_of(pair: pt2qa.QuantizedPair) -> Any:
         for module in (convert_impl, telemetry_utils):  # no conversion is reported to Intel
             patched.setattr(module, "tm", telemetry_stub)
         return convert_model(program)
+
+
+def test_the_model_is_that_of_convert_model(pair: pt2qa.QuantizedPair) -> None:
+    from pt2qa_openvino import BACKEND
+    from pt2qa_openvino.kernels import loaded
+
+    graph = lowerable(pair).graph
+    program = BACKEND.lower(graph, (images(4),), (), dynamic_shapes=None, progress=lambda _: None)
+    own, expected = (
+        Counter((op.get_type_name(), str(op.get_output_element_type(0))) for op in model.get_ordered_ops())
+        for model in (loaded(program.model), model_of(pair))
+    )
+    assert own == expected
+    assert ("Constant", "<Type: 'int8_t'>") in own  # the weights
 
 
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
