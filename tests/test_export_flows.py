@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
-from pt2qa import CaptureError, Edit, OverridePlan, PairingError, SelectionError
+from pt2qa import CaptureError, Edit, OverridePlan, SelectionError
 from tests.models import randomize_batch_norms
 
 QUANTIZED = [
@@ -239,7 +239,7 @@ def test_a_session_deploys_what_pt2qa_quantized() -> None:
 # -- torchao's quantize_ -----------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_that_transforms_the_source_gives_no_pair_but_outputs() -> None:
+def test_a_recipe_that_transforms_the_source_is_paired_with_the_float_program() -> None:
     """torchao's ``quantize_`` replaces weights before export; nothing of it goes through PT2E."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval()
@@ -247,12 +247,14 @@ def test_a_recipe_that_transforms_the_source_gives_no_pair_but_outputs() -> None
     kind = Xnnpack.TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_TENSOR
     transformed, quantized = graphs_of(finished(model, batches, kind, stages=UNTIL_EXPORT))
     reference = pt2qa.with_handles(torch.export.export(model, batches[0]))
-    with pytest.raises(PairingError, match=r"a scale or zero point, .* in a way that pt2qa does not support"):
-        pt2qa.pair(reference, quantized)
-    report = pt2qa.compare_graphs(reference, quantized, batches)
+    pair = pt2qa.pair(reference, quantized)
+    assert sorted((site.kind, site.params.dtype) for site in pair.sites) == 2 * [("activation", "int8")] + 2 * [
+        ("weight", "int4")
+    ]
     with torch.no_grad():
         eager, actual = (torch.cat([graph(*batch) for batch in batches]) for graph in (model, transformed))
-    assert report.outputs[0].sqnr == pytest.approx(pt2qa.sqnr(eager, actual), abs=1e-6)
+    for report in (pt2qa.compare_layers(pair, batches), pt2qa.compare_graphs(reference, quantized, batches)):
+        assert report.outputs[0].sqnr == pytest.approx(pt2qa.sqnr(eager, actual), abs=1e-6)
 
 
 # -- torchao and Inductor ----------------------------------------------------------------------------------------------

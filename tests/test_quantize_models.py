@@ -199,8 +199,9 @@ def test_programs_are_paired_like_the_model() -> None:
     shapes = ({1: torch.export.Dim("length", min=2, max=32)},)
     numbers = ["name", "sqnr", "isolated_sqnr"]
     expected = pt2qa.compare_layers(pair, batches, ops=["linear"]).to_pandas()[numbers]
-    for model in (transformed, unwrap_tensor_subclass(copy.deepcopy(transformed))):
-        program = torch.export.export(model, (batches[0],), dynamic_shapes=shapes)
+    plain = unwrap_tensor_subclass(copy.deepcopy(transformed))
+    programs = [torch.export.export(model, (batches[0],), dynamic_shapes=shapes) for model in (transformed, plain)]
+    for program in (*programs, pt2qa.with_handles(programs[1])):  # the last one's are not those of the float program
         found = pt2qa.compare_layers(pt2qa.pair(capture, program), batches, ops=["linear"]).to_pandas()[numbers]
         assert found.equals(expected)
 

@@ -24,12 +24,14 @@ from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import (
     OpName,
     attribute_of,
+    copy_nodes,
     handle_of,
     input_handles,
     is_decomposed,
     name_of,
     names_of,
     op_of,
+    remove_handles,
     walk,
 )
 from pt2qa._graph.internals.torchao import is_logger, is_observer
@@ -349,7 +351,7 @@ def pair(
     ['input', 'linear']
     """
     float_graph = as_graph_module("reference", reference)
-    quantized_graph = as_graph_module("quantized", quantized, reference)
+    quantized_graph = _without_foreign_handles(float_graph, as_graph_module("quantized", quantized, reference))
     float_graph, quantized_graph = common_handles("reference", float_graph, "quantized", quantized_graph)
     _check_decomposed(float_graph, quantized_graph)
     _check_is_float(float_graph)
@@ -476,6 +478,17 @@ def as_graph_module(side: str, graph: Any, other: Any = None) -> GraphModule:
         f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
         + (" Capture an eager model: pt2qa.capture(model, example_inputs)." if isinstance(graph, nn.Module) else "")
     )
+
+
+def _without_foreign_handles(reference: GraphModule, quantized: GraphModule) -> GraphModule:
+    """The quantized graph, without the handles that it was given when it was quantized already, by quantize_."""
+    if any(map(quant_ops.is_quantization, _ops(reference))):
+        return quantized  # the model quantizes by itself
+    if not any(quant_ops.is_quantization(node) and handle_of(node) is not None for node in _ops(quantized)):
+        return quantized
+    quantized = copy_nodes(quantized)
+    remove_handles(quantized)
+    return quantized
 
 
 def common_handles(

@@ -166,14 +166,23 @@ def test_the_worst_channel_is_the_one_with_the_lowest_sqnr() -> None:
     assert of([[1.0], [1.0]], [[-1.0], [1.0]]).zero.tolist() == [False, False]
 
 
-def test_the_largest_error_is_in_steps_of_each_channel() -> None:
-    found = of([[1.0, 1.0], [4.0, 4.0]], [[0.5, 1.0], [2.0, 4.0]])
-    assert _max_lsb(QuantParams("int8", torch.tensor([0.25, 2.0]), None, axis=0), found) == 2.0
-    assert _max_lsb(QuantParams("int8", 0.5, 0), found) == 4.0
+def test_the_largest_error_is_in_steps_of_each_channel_or_block() -> None:
+    reference, rounded = torch.tensor([[1.0, 1.0], [4.0, 4.0]]), torch.tensor([[0.5, 1.0], [2.0, 4.0]])
+    constant, nothing = Constant(0, reference, rounded), weight_sums(torch.empty(0, 4), torch.empty(0, 4), 0)
+
+    found = weight_sums(reference, rounded, 0)
+
+    def of(params: QuantParams | None) -> float:
+        return _max_lsb(params, constant, found)
+
+    assert of(QuantParams("int8", torch.tensor([0.25, 2.0]), None, axis=0)) == 2.0
+    assert of(QuantParams("int8", 0.5, 0)) == 4.0
     for params in (None, QuantParams("int8"), QuantParams("int8", torch.tensor([0.25, 2.0]), None)):
-        assert math.isnan(_max_lsb(params, found))
-    assert math.isnan(_max_lsb(QuantParams("int8", 0.5, 0), weight_sums(torch.empty(0, 4), torch.empty(0, 4), 0)))
-    assert _max_lsb(QuantParams("int8", torch.tensor([0.5]), None), found) == 4.0
+        assert math.isnan(of(params))
+    assert math.isnan(_max_lsb(QuantParams("int8", 0.5, 0), constant, nothing))
+    assert of(QuantParams("int8", torch.tensor([0.5]), None)) == 4.0
+    blocks = torch.tensor([[0.1, 8.0], [1.0, 0.5]])
+    assert of(QuantParams("int4", blocks, torch.zeros(2, 2), block=(1, 1))) == pytest.approx(5.0)
 
 
 def test_channels_are_those_of_the_scales_or_of_the_outputs() -> None:
