@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.charts import Drawing, drawings, of_rows
-from pt2qa._report.prose import few
+from pt2qa._report.prose import few, shorten_names
 from pt2qa._report.rows import cell
 from pt2qa.errors import ReportError
 
@@ -104,8 +104,7 @@ def _text(text: str) -> str:
 
 
 def _name(name: str) -> str:
-    """A name as it is written beside a chart: of a longer one, its end, which tells ops apart."""
-    return _text(name if len(name) < LONGEST else f"…{name[2 - LONGEST :]}")
+    return _text(shorten_names([name], LONGEST)[0])
 
 
 def _some(count: int) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
 from math import isfinite
@@ -84,6 +85,37 @@ def shorten(text: str, width: int) -> str:
         return text
     tail = width // 2
     return text[: width - tail - 1] + _ELLIPSIS + text[len(text) - tail :]
+
+
+def shorten_names(names: Sequence[str], width: int) -> tuple[str, ...]:
+    """Names of ops or modules, each shortened to a width with its numbers kept, since blocks differ by them.
+
+    The modules that all longer names have in common go first, then modules keep their first letters, from the left.
+
+    >>> shorten_names(["model.layers.1.attn.q_proj/linear", "model.layers.12.attn.q_proj/linear", "lm_head/linear"], 24)
+    ('…1.attn.q_proj/linear', '…12.attn.q_proj/linear', 'lm_head/linear')
+    >>> shorten_names(["model.layers.1.attn.q_proj/linear", "model.layers.12.attn.q_proj/linear"], 20)
+    ('…1.a.q_proj/linear', '…12.a.q_proj/linear')
+    """
+    paths = {tuple(name.split(".")) for name in names if len(name) > width and " " not in name}
+    shared = [*itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))]
+    prefix = "".join(f"{part}." for part, *_ in shared) if len(paths) > 1 else ""
+    return tuple(shorten(_abbreviated(_without(name, prefix), width), width) for name in names)
+
+
+def _without(name: str, prefix: str) -> str:
+    return _ELLIPSIS + name.removeprefix(prefix) if len(prefix) > 1 and name.startswith(prefix) else name
+
+
+def _abbreviated(name: str, width: int) -> str:
+    """``m.l.12.attn.q_proj/linear``: modules by their first letters, from the left, as far as needed."""
+    *modules, last = name.split(".")
+    for at, module in enumerate(modules):
+        if len(name) <= width or " " in name:
+            break
+        modules[at] = module if module.lstrip(_ELLIPSIS).isdigit() else module[: 1 + module.startswith(_ELLIPSIS)]
+        name = ".".join([*modules, last])
+    return name
 
 
 def _rounded(value: float, digits: int) -> str:

@@ -1,7 +1,7 @@
 """Rows as tables that fit a screen, as a data frame, or as CSV.
 
-In a table, the least important columns are dropped, then long names are shortened in the middle.  Rows come worst
-first; those with nan last, in any order.
+In a table, the least important columns are dropped, then long names are shortened, with their numbers kept.  Rows
+come worst first; those with nan last, in any order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pt2qa._printable import clean, clean_lines, question
-from pt2qa._report.prose import counted, shape, shorten, wrap
+from pt2qa._report.prose import counted, shape, shorten_names, wrap
 from pt2qa._report.rows import CUSTOM, Column, cell, column_called, columns_of, derived_of, to_columns
 from pt2qa.errors import ReportError
 
@@ -148,7 +148,7 @@ def _shrunk(drawn: list[_Drawn], width: int) -> list[_Drawn]:
                 continue
             to = max(min(column.least, shortest), column.header_width, column.width - excess)
             excess -= column.width - to
-            drawn[index] = replace(column, cells=tuple(shorten(text, to) for text in column.cells))
+            drawn[index] = replace(column, cells=shorten_names(column.cells, to))
     return drawn
 
 

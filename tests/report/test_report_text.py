@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from pt2qa._layers.verdict import clamped_share, growth
 from pt2qa._printable import clean
-from pt2qa._report.prose import cosine, decibel, index, number, share, shorten
+from pt2qa._report.prose import cosine, decibel, index, number, share, shorten, shorten_names
 from pt2qa.errors import ReportError
 from pt2qa.report import Unpaired
 
@@ -318,6 +319,29 @@ def test_healthy_weights_are_not_named(weight, weights):
 )
 def test_number_formats(show, value, expected):
     assert show(value) == expected
+
+
+def test_names_of_thirty_equal_blocks_differ_at_a_third_of_their_width():
+    ops = ("self_attn.q_proj/linear", "self_attn.o_proj/linear", "mlp.down_proj/linear", "input_layernorm/rms_norm")
+    names = [f"model.model.layers.{block}.{op}" for block in range(32) for op in ops] + ["model.lm_head/linear"]
+    assert shorten_names(names, 100) == tuple(names)
+    for width in (36, 30, 24, 20):
+        short = shorten_names(names, width)
+        assert max(map(len, short)) <= width
+        assert len({*short}) == len(names), width
+        blocks = [re.findall(r"\d+", name) for name in short[:-1]]
+        assert blocks == [[str(block)] for block in range(32) for _ in ops], width
+    assert short[0] == "…0.s.q_proj/linear"
+
+
+def test_a_name_alone_keeps_its_numbers_and_prose_is_not_taken_for_one():
+    assert shorten_names(["encoder.layers.11.ffn.fc2/linear", "x"], 20) == ("e.l.11.f.fc2/linear", "x")
+    assert shorten_names(["values beyond 3.5 are clamped to 3.5 here"], 20) == (
+        shorten("values beyond 3.5 are clamped to 3.5 here", 20),
+    )
+    assert shorten_names(["one_module_of_a_very_long_name/linear"], 20) == (
+        shorten("one_module_of_a_very_long_name/linear", 20),
+    )
 
 
 def test_names_are_shortened_in_the_middle():

@@ -12,6 +12,16 @@ function shape(tag, attributes, text) {
   return made;
 }
 
+// A name whose modules keep their numbers and first letters, from the left; what is still too long keeps its end.
+function shortened(name, letters) {
+  const modules = name.split("."), last = modules.pop();
+  for (let i = 0; i < modules.length && name.length > letters; i++) {
+    if (!/^\d+$/.test(modules[i])) modules[i] = modules[i][0] || "";
+    name = [...modules, last].join(".");
+  }
+  return name.length > letters ? `…${name.slice(name.length - letters + 1)}` : name;
+}
+
 function showTip(event, text) {
   tip.textContent = text;
   tip.hidden = false;
@@ -173,8 +183,7 @@ class Chart {
     const x = scale(Math.min(0, ...bars.map(bar => bar.value)), Math.max(...bars.map(bar => bar.value), 0), names + 10, this.width - room);
     bars.forEach((bar, i) => {
       const y = 4 + i * step;
-      const letters = Math.floor(names / 6.8);
-      const label = bar.label.length > letters ? `…${bar.label.slice(bar.label.length - letters + 1)}` : bar.label;
+      const label = shortened(bar.label, Math.floor(names / 6.8));
       this.add("text", { class: "label", x: names, y: y + 15, "text-anchor": "end" }, label);
       let from = 0;
       (bar.parts || [bar.value]).forEach((part, s) => {
@@ -190,7 +199,6 @@ class Chart {
     };
   }
 
-  // Op by block; the lower a number, the darker.
   samples() {
     const side = 112, cell = side + 16, across = Math.max(1, Math.floor(this.width / cell)), { samples } = this.data;
     this.size(Math.ceil(samples.length / across) * (side + 30));
@@ -203,6 +211,7 @@ class Chart {
     });
   }
 
+  // Op by block; the lower a number, the darker.
   heat() {
     const { blocks, ops, places } = this.data, step = 17, names = Math.min(0.45 * this.width, 300);
     const table = this.table(), column = table.column(this.data.column), name = table.column("name");
@@ -211,8 +220,7 @@ class Chart {
     const shade = number => Math.max(0.06, scale(low, high, 1, 0.06)(number)), wide = (this.width - names - 8) / blocks.length, letters = Math.floor(names / 6.8);
     this.size(ops.length * step + 20);
     ops.forEach((op, i) => {
-      const label = op.length > letters ? `…${op.slice(op.length - letters + 1)}` : op;
-      this.add("text", { class: "label", x: names, y: i * step + 13, "text-anchor": "end" }, label);
+      this.add("text", { class: "label", x: names, y: i * step + 13, "text-anchor": "end" }, shortened(op, letters));
       places[i].forEach((place, block) => {
         if (!Number.isFinite(value(place))) return;
         const cell = { class: "cell", x: names + 8 + block * wide, y: i * step + 1, width: Math.max(1, wide - 1), height: step - 1 };
