@@ -44,7 +44,7 @@ RUNTIMES_PACKAGES := onnxruntime==1.32.0 onnx==1.23.2 onnxscript==0.7.2 onnx-ir=
 	openvino==2026.4.1 openvino-telemetry
 
 .PHONY: help demo repair rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
-	diagnosis fuzz mutants strangers runtimes all clean
+	diagnosis fuzz fuzz-lowering mutants strangers runtimes all clean
 
 help:
 	@echo "make demo    train a small CNN, quantize it with a mistake, find and fix it, measure it on the kernels"
@@ -62,6 +62,7 @@ help:
 	@echo "make soak    damage, kill, interrupt and race what pt2qa writes, for minutes"
 	@echo "make sweep   each kind of op on XNNPACK's kernels against the converted graph, for minutes"
 	@echo "make fuzz    random models through every analysis, each number computed again, for ten minutes"
+	@echo "make fuzz-lowering  small random models on the kernels of each backend, for ten minutes"
 	@echo "make mutants put faults into the library and count those that no test notices, for an hour"
 	@echo "make strangers  every quantizer that pip brings, on ten nets, against plain torchao (for half an hour)"
 	@echo "make runtimes  the tests of ONNX Runtime and OpenVINO, in an environment of its own"
@@ -137,6 +138,10 @@ diagnosis: $(VENV)/.installed
 # SECONDS=3600 SEED=1 make fuzz; the script of each failure is in build/fuzz.
 fuzz: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.fuzz --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
+# The script of each finding is in build/fuzz-lowering.
+fuzz-lowering: $(RUNTIMES)/.installed
+	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(RUNTIMES)/bin/python" -W ignore -m tests.fuzz.lowering --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
 mutants: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.mutants

@@ -214,7 +214,8 @@ class Comparison(Tally):
                     break
             kept = functools.partial(_kept, counted, event.step.out)
             found[index] = _compared(event.reference, event.quantized, value, deployed, kept)
-            instead = deployed if found[index].count else None
+            # A kernel may keep more bits than the dtype that the graph has there.
+            instead = deployed.to(value.dtype) if found[index].count else None
 
         reference, quantized = lockstep(self.pair.simulator, values, visit)
         return _Measured(reference, quantized, (), found, _finish(walk, instead) if found else None)

@@ -54,6 +54,7 @@ class ObservedValue:
         owner: the op's own step; None for a model input.
         node: the name of its node in the graph that is lowered: a quantize node, or the op.
         params: how its integers are dequantized; None for a float value.
+        dtype: of what they are dequantized to.
         refused: why it cannot be observed on any backend; empty if it can.
     """
 
@@ -61,6 +62,7 @@ class ObservedValue:
     owner: Step | None
     node: str
     params: QuantParams | None
+    dtype: torch.dtype = torch.float32
     refused: str = ""
 
     def value(self, observed: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ class ObservedValue:
         scale, zero_point = self.params.scale, self.params.zero_point
         assert isinstance(scale, float), "a value with several scales is not observed"
         assert isinstance(zero_point, int)
-        return observed.to(torch.float32).sub_(zero_point).mul_(scale)
+        return observed.to(self.dtype).sub_(zero_point).mul_(scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
             assert isinstance(quantize, Node), "a dequantize node reads what a quantize node writes"
             single = isinstance(params.scale, float) and isinstance(params.zero_point, int)
             refused = "" if single else f"it has no single scale ({params.dtype})"
-            yield ObservedValue(step, owners.get(step.reads[0]), quantize.name, params, refused)
+            dtype: Any = names[step.node].kwargs.get("out_dtype") or torch.float32
+            yield ObservedValue(step, owners.get(step.reads[0]), quantize.name, params, dtype, refused)
         elif step.index in last and step.out not in rounded:
             node = names[step.node]
             value = node.meta.get(VALUE)

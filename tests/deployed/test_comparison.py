@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 import pt2qa
 from pt2qa.plugins import Ran
 from pt2qa.report import DeployedReport
 from tests.models import Linears, NestedOutputs
+from tests.sweep.quantizer import Everything
 
 Fault = Callable[[Tensor], Tensor]
 
@@ -119,6 +120,16 @@ def test_equal_kernels(pair: pt2qa.QuantizedPair, x: Tensor) -> None:
     assert report.outputs[0].isolated_sqnr == report.stages[-1].step_sqnr == float("inf")
     assert report.suspects == ()
     assert "The kernels are right: on the same inputs, 3 of 3 integer values are equal bit for bit." in report.summary()
+
+
+def test_integers_of_a_float16_value_are_read_as_the_graph_reads_them() -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1).half().float() * 1.3
+
+    values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    pair = pt2qa.quantize(pt2qa.capture(Half().eval(), values), Everything(), [values], progress=False)
+    assert [row.isolated_max_lsb for row in compared(pair, values).rows] == [0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

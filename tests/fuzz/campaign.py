@@ -102,6 +102,8 @@ def campaign(
     folder: Path | None,
     *,
     analyse: Callable[..., Any] | None = None,
+    draw: Callable[[int], Any] | None = None,
+    script: Callable[..., str] | None = None,
     known: Sequence[str] = (),
     progress: bool = False,
 ) -> Campaign:
@@ -112,20 +114,23 @@ def campaign(
         seconds: no model is begun after these.
         folder: for the scripts; None for none.
         analyse: of a genome and the names of stages; None for all of pt2qa.
+        draw: a genome of a seed; None for those of all of pt2qa.
+        script: of a reduced genome, its stage, line and traceback.
         known: parts of lines of failures that are only counted.
         progress: whether a bar is shown.
     """
-    from tests.fuzz.grammar import random_genome
-
+    if draw is None:
+        from tests.fuzz.grammar import random_genome as draw
     if analyse is None:
         from tests.fuzz.analyses import analyse
+    written = script or script_of
     done, worker, end = Campaign(), Worker(analyse), time.monotonic() + seconds
     seen: set[str] = set()
     bar = tqdm(seeds, desc="models", disable=not progress)
     for seed in bar:
         if time.monotonic() > end:
             break
-        genome = random_genome(seed)
+        genome = draw(seed)
         outcome = worker.run(genome)
         done.models += 1
         if not isinstance(outcome, str):
@@ -137,7 +142,7 @@ def campaign(
                 continue
             seen.add(f"{stage}: {line}")
             small, trace = reduced(worker, genome, stage, line, trace)
-            finding = Finding(seed, stage, line, script(small, stage, line, trace))
+            finding = Finding(seed, stage, line, written(small, stage, line, trace))
             done.findings.append(finding)
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +180,7 @@ def _needed(stage: str) -> tuple[str, ...]:
     return tuple(STAGES) if stage == "views" else (stage,)
 
 
-def script(genome: Any, stage: str, line: str, trace: str) -> str:
+def script_of(genome: Any, stage: str, line: str, trace: str) -> str:
     """A script that runs one stage on one genome, with the model's source to read."""
     from tests.fuzz.grammar import write
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pt2qa._layers import sums
 from pt2qa._simulator import fused
 from tests.fuzz.analyses import STAGES, Outcome, analyse
-from tests.fuzz.campaign import CRASHED, Finding, Worker, reduced, script
+from tests.fuzz.campaign import CRASHED, Finding, Worker, reduced, script_of
 from tests.fuzz.grammar import OPS, Gene, Genome, random_genome, write
 from tests.fuzz.planted import Reader, crashes
 
@@ -85,6 +85,6 @@ def test_a_failure_is_reduced_to_the_op_that_brings_it_about(tmp_path: Path) -> 
     small, _ = reduced(Reader(genome.genes[6].op), genome, "layers", "Wrong: #", "trace")
     assert [gene.op for gene in small.genes.values()] == [genome.genes[6].op]
     assert len(small.outputs) == len(small.batches) == 1
-    finding = Finding(genome.seed, "layers", "Wrong: #", script(small, "layers", "Wrong: #", "trace"))
+    finding = Finding(genome.seed, "layers", "Wrong: #", script_of(small, "layers", "Wrong: #", "trace"))
     compile(finding.script, "script", "exec")
     assert "class Net" in finding.script
