@@ -17,6 +17,18 @@ from pt2qa.plugins import DeployedProgram, Ran, check_options
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+SCRIPT = """\
+import os
+
+from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
+
+os.environ["ONEDNN_MAX_CPU_ISA"] = "{isa}"  # read before the first kernel
+
+
+def deployed(part, inputs):
+    return lower_pt2e_quantized_to_x86(part, inputs)(*inputs)
+"""
+
 NOT_SAVED = "oneDNN's packed weights cannot be written to a file. Lowering for x86 takes seconds: lower the model again"
 
 
@@ -43,6 +55,11 @@ class X86Backend:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def script(self) -> str:
+        """Code that lowers and runs a module without pt2qa."""
+        return SCRIPT.format(isa="AVX2" if self.isa == "avx2" else "ALL")
 
     def missing(self) -> str:
         """Why models cannot run here; empty if they can."""

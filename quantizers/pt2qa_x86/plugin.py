@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -118,6 +118,12 @@ class X86:
         if kind == "dynamic" and op_type(node) != "linear":
             return "Inductor computes scales for each input of linear only"
         return ""
+
+    def before_convert(self) -> Callable[[GraphModule], list[tuple[Node, str]]]:
+        """What oneDNN's kernels need of a prepared graph; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        from pt2qa_x86.layout import for_x86
+
+        return for_x86
 
     def quantizer_code(self, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:
         """The plan as calls of torchao's quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""

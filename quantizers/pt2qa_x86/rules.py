@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pt2qa.plugins import DoesNotApplyError, Found, Rule
+from pt2qa_x86.layout import is_strided, weight_of
 
 VNNI = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
 """Any of these sums four int8 products in 32 bits at once."""
@@ -98,5 +99,28 @@ RANGE = Rule(
     find=find_range,
 )
 
-RULES = (PAIR_SUMS, RANGE)
+
+def find_strided(context: Any) -> Iterator[Found]:
+    """Linears whose int8 weight is not in the order of memory."""
+    graph = context.pair.quantized
+    for node in graph.graph.nodes:
+        weight = weight_of(node)
+        if is_strided(graph, weight) and weight is not node.args[1]:  # rounding stands between
+            yield Found(context.name_of(node), "its kernel reads the transpose of its weight")
+
+
+STRIDED = Rule(
+    id="x86-strided-weight",
+    severity="error",
+    title="int8 weights of linears that are another tensor's transpose",
+    why="torch 2.13 packs the int8 weight of a linear in the order of memory, whatever its strides. One that was made "
+    "by a transpose, as weights of Keras or a tied weight are, is read as the tensor before it: the output is "
+    "unrelated to the converted graph's, with torch.compile as well. Weights of convolutions are read right.",
+    fix="give it memory of its own: torch.nn.Parameter(weight.contiguous()); pt2qa_x86.for_x86(graph) edits a "
+    "graph so; pt2qa.quantize does it, and so does the code that it prints",
+    needs=("pair",),
+    find=find_strided,
+)
+
+RULES = (PAIR_SUMS, RANGE, STRIDED)
 """What :meth:`pt2qa_x86.X86.rules` adds to the structure check."""
