@@ -271,25 +271,43 @@ class OpenVINOProgram:
             raise DeploymentError(
                 f"the model takes {len(found.inputs)} tensors, and gets {len(given)}; it {self.signature()}"
             )
-        taken = [each.detach().contiguous().numpy() for each in given]
+        taken = [_given(each.detach().contiguous()) for each in given]
         if any(map(_differ, found.inputs, taken)):  # then OpenVINO would read and write beyond its memory
-            got = ", ".join(f"{each.dtype}{list(each.shape)}" for each in taken)
+            got = ", ".join(f"{each.element_type.get_type_name()}{list(each.shape)}" for each in taken)
             raise DeploymentError(f"the model gets {got}; it {self.signature()}")
         try:
             request = found.create_infer_request()
             request.infer(taken)
-            arrays = [request.get_output_tensor(number).data.copy() for number in range(len(found.outputs))]
+            return tuple(_taken(request.get_output_tensor(number)) for number in range(len(found.outputs)))
         except Exception as error:  # openvino's are RuntimeError, TypeError and ValueError
             raise DeploymentError(f"OpenVINO could not run the model: {error}; it {self.signature()}") from error
-        return tuple(torch.from_numpy(array) for array in arrays)
+
+
+def _given(tensor: Tensor) -> Any:
+    """A tensor as OpenVINO takes it; NumPy has no bfloat16."""
+    import openvino
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return openvino.Tensor(tensor.view(torch.int16).numpy(), tensor.shape, openvino.Type.bf16)
+    return openvino.Tensor(tensor.numpy())
+
+
+def _taken(tensor: Any) -> Tensor:
+    """A copy of what OpenVINO returns, which shows the bits of bfloat16 as float16."""
+    import openvino
+    import torch
+
+    found = torch.from_numpy(tensor.data.copy())
+    return found.view(torch.bfloat16) if tensor.element_type == openvino.Type.bf16 else found
 
 
 def _differ(taken: Any, given: Any) -> bool:
-    """Whether an array is of another type or shape than an input of a model takes."""
+    """Whether a tensor is of another type or shape than an input of a model takes."""
     import openvino
 
     shape = openvino.PartialShape(list(given.shape))
-    return taken.element_type != openvino.Type(given.dtype) or not taken.partial_shape.compatible(shape)
+    return taken.element_type != given.element_type or not taken.partial_shape.compatible(shape)
 
 
 BACKEND = OpenVINOBackend()
