@@ -157,5 +157,6 @@ def _found(pair: QuantizedPair, backend: Backend | None, counts: Callable[[Findi
         return []
     # A rule of no plug-in that is about kernels, too.
     rules = [*(rule.id for rule in rules_of(plugin)), "bias-overflow"]
-    found = check(pair, quantizer=plugin, rules=rules, progress=False).rows
+    lowered = pair if pair.origin is None else replace(pair, quantized=pair.origin.graph, origin=None)
+    found = check(lowered, quantizer=plugin, rules=rules, progress=False).rows
     return [f"{each.name}: {each.why} ({each.rule})" for each in found if counts(each)]

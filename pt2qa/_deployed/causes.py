@@ -101,6 +101,8 @@ def cause_of(region: Region) -> str:
     for design, beside in [("", {}), *finer_slices(region)]:
         for hypothesis in HYPOTHESES:
             for told, instead in hypothesis(region):
+                if not beside.keys().isdisjoint(instead):
+                    continue  # both are about one node
                 try:
                     found = region.run({**beside, **instead})
                 except IndexError:
@@ -213,13 +215,15 @@ def wider_range(region: Region) -> Supposed:
 
 def other_rounding(region: Region) -> Supposed:
     """Integers that are cut off instead of rounded."""
-    nodes = [node for node in region.nodes if quant_ops.is_quantize(node)]
+    nodes: list[Any] = [
+        node for node in region.nodes if op_of(node.target) in ("quantize_per_tensor", "quantize_per_slice")
+    ]
     for way, cut in (("toward zero", torch.trunc), ("down", torch.floor)) if nodes else ():
-        yield f"values are rounded {way}", dict.fromkeys(nodes, partial(_cut_off, cut))
+        yield f"values are rounded {way}", {node: partial(_cut_off, cut, node.target) for node in nodes}
 
 
-def _cut_off(cut: Any, x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> Any:
-    return (cut(x / scale) + zero).clamp(low, high).to(dtype)
+def _cut_off(cut: Any, target: Any, x: Tensor, scale: Any, *rest: Any) -> Any:
+    return target((cut(x / scale) * scale).to(x.dtype), scale, *rest)
 
 
 # -- dynamic scales, arithmetic, layout --------------------------------------------------------------------------------
@@ -326,15 +330,24 @@ def _padded(
 
 
 def other_layout(region: Region) -> Supposed:
-    """An image that is returned with its channels last where they should be first, or the other way round."""
+    """An image that is returned or read with its channels last, as if they were first."""
     last: Any = region.last
     if region.deployed.dim() == 4:
+        whole = partial(_turned, last.target, returned=True)
+        yield "it is returned with the channels last, as if they were first", {last: whole}
+    for node in region.called(*{op_of(node.target) for node in region.nodes if node.op == "call_function"}):
+        images = [at for at, each in enumerate(node.args) if each in region.given and region.given[each].dim() == 4]  # type: ignore[index]
+        if images:
+            told = "it reads an image with the channels last, as if they were first"
+            yield told, {node: partial(_turned, node.target, images=images)}
 
-        def turned(*args: Any, **kwargs: Any) -> Any:
-            value = last.target(*args, **kwargs)
-            return value.permute(0, 2, 3, 1).reshape(value.shape)
 
-        yield "it is returned with the channels last, as if they were first", {last: turned}
+def _turned(target: Any, *args: Any, images: Sequence[int] = (), returned: bool = False, **kwargs: Any) -> Any:
+    def turn(value: Tensor) -> Tensor:
+        return value.permute(0, 2, 3, 1).reshape(value.shape)
+
+    found = target(*(turn(each) if at in images else each for at, each in enumerate(args)), **kwargs)
+    return turn(found) if returned else found
 
 
 HYPOTHESES: Final[tuple[Callable[[Region], Supposed], ...]] = (
