@@ -20,6 +20,8 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._deployed.analysis import compare_deployed as compare_deployed
     from ._runtimes.analysis import compare_runtimes as compare_runtimes
     from ._deployed.recorded import record_inputs as record_inputs
+    from ._deployed.reduction import Reduction as Reduction
+    from ._deployed.reduction import reduce as reduce
     from ._weights.analysis import compare_weights as compare_weights
     from ._two_graphs.analysis import compare_graphs as compare_graphs
     from ._candidates.analysis import compare_quantizers as compare_quantizers

@@ -223,6 +223,38 @@ def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **gi
         return compare()
 
 
+@main.command()
+@options.flow
+@options.quantizer
+@options.folder
+@click.option(
+    "--fault",
+    type=click.Choice(("kernel", "lowering", "nonfinite", "rounding")),
+    default="kernel",
+    show_default=True,
+    help="What to look for: a kernel that differs from the converted graph, a model that the backend refuses, NaN or "
+    "infinity from finite values, or the region whose rounding costs most.",
+)
+@click.option("-b", "--backend", metavar="SPEC", help="What lowers and runs it.  [default: the quantizer's]")
+def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) -> None:
+    """Cut the smallest part that shows a fault out of a quantized model, as a script that runs without pt2qa.
+
+    FLOW.py is the same as for analyze; its first evaluation batch is run, or its first batch. DIR/part has the part
+    with its weights and inputs, and run.py, which shows the fault with the backend alone: attach it to a report.
+
+    \b
+      pt2qa reduce flow.py -q xnnpack -o reduced
+      pt2qa reduce flow.py -q xnnpack --fault lowering -o reduced
+      python reduced/part/run.py
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    make_folder(folder)
+    given = load_flow(flow).fitted()
+    pair = pt2qa.quantize(given.capture(), spec, given.batches)
+    found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
+    click.echo(str(found))
+    click.echo(f"python {found.save(folder / 'part') / 'run.py'}")
+
+
 @main.command("record-inputs")
 @options.flow
 @options.output("-o", "file", required=True, help="The file to write.")

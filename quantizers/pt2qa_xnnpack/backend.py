@@ -19,6 +19,18 @@ from pt2qa.plugins import Ran, same_outputs
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+SCRIPT = """\
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from executorch.runtime import Runtime
+
+
+def deployed(part, inputs):
+    exported = torch.export.export(part, inputs, strict=False)
+    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
+    return Runtime.get().load_program(lowered.buffer).load_method("forward").execute(inputs)
+"""
+
 MODEL, OBSERVED, INDEX = "model.pte", "observed.pte", "xnnpack.json"
 
 
@@ -33,6 +45,7 @@ class XNNPACKBackend:
     name: ClassVar[str] = "ExecuTorch with XNNPACK"
     suffixes: ClassVar[tuple[str, ...]] = (".pte",)
     saves: ClassVar[bool] = True
+    script: ClassVar[str] = SCRIPT
 
     def missing(self) -> str:
         """Why programs cannot run here; empty if they can."""

@@ -46,25 +46,6 @@ DATA: Final = ("normal", "normal", "wide", "zero", "constant", "repeated", "stri
 FAILS: Final = ("fails", "failed to run", "does not load", "ended", "cannot be loaded")
 """How a refusal reads that is about a program which was lowered."""
 
-XNNPACK: Final = """\
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge_transform_and_lower
-from executorch.runtime import Runtime
-
-
-def deployed(converted):
-    exported = torch.export.export(converted, batch, strict=False)
-    lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
-    method = Runtime.get().load_program(lowered.buffer).load_method("forward")
-    return method.execute(batch)
-"""
-X86: Final = """\
-from torchao.quantization.pt2e.lowering import lower_pt2e_quantized_to_x86
-
-
-def deployed(converted):
-    return lower_pt2e_quantized_to_x86(converted, batch)(*batch)
-"""
 QUANTIZER: Final = {
     "xnnpack": """\
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -119,7 +100,7 @@ for each in calibration:
     prepared(*each)
 converted = convert_pt2e(prepared)
 expected = flat(converted(*batch))
-for name, found in (("float", model(*batch)), ("deployed", deployed(converted))):
+for name, found in (("float", model(*batch)), ("deployed", deployed(converted, batch))):
     for number, (one, other) in enumerate(zip(expected, flat(found))):
         noise = (one.double() - other.double()).square().sum()
         print(f"output {{number}}: {{name}} and converted are", end=" ")
@@ -193,12 +174,8 @@ def compare(pair: Any, genome: Genome, backend: str, outcome: Outcome) -> None:
 def script(genome: Genome, stage: str, line: str, trace: str) -> str:
     """A script that shows the finding without pt2qa, where the backend is one of executorch's or torch's own."""
     source = write(genome).source
-    if stage == "x86":
-        run = X86
-    elif stage == "xnnpack":
-        run = XNNPACK
-    else:
-        run = f"# {stage}: run tests.fuzz.lowering.analyse({genome!r}, ['{stage}'])\n"
+    elsewhere = f"# {stage}: run tests.fuzz.lowering.analyse({genome!r}, ['{stage}'])\n"
+    run = getattr(pt2qa.plugins.backends()[stage], "script", elsewhere)
     name = genome.quantizer.partition(":")[0]
     if genome.quantizer == "everything":
         quantizer = inspect.getsource(everything).partition("from __future__ import annotations\n")[2]
