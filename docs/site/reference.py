@@ -76,7 +76,8 @@ TOP: Final = {name for names in groups_of(ROOT / "pt2qa" / "__init__.pyi").value
 def names_page(module: str, path: Path) -> str:
     """What a module offers, for mkdocstrings to fill in; what the top level has as well is a link to there."""
     top = set() if module == "pt2qa" else TOP
-    start = f"# {module}\n\nExamples need `import torch` and `import pt2qa` before them.\n"
+    code = (ROOT / "docs" / "site" / "example.py").read_text(encoding="utf-8").partition("\n\n")[2]
+    start = f"# {module}\n\nExamples need these lines before them:\n\n```python\n{code}```\n"
     return "\n".join([start, *_names(module, groups_of(path), top)])
 
 

@@ -341,14 +341,12 @@ def pair(
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> prepared = prepare_pt2e(capture.module(), pt2qa.OverridePlan(()).apply_to("xnnpack"))
     >>> calibrated = prepared(x)
     >>> pair = pt2qa.pair(capture.module(), convert_pt2e(prepared), quantizer="xnnpack")
     >>> [op.name for op in pair.pairing.pairs]
-    ['input', 'linear']
+    ['input', '0/linear']
     """
     float_graph = as_graph_module("reference", reference)
     quantized_graph = _without_foreign_handles(float_graph, as_graph_module("quantized", quantized, reference))
