@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import weakref
@@ -55,6 +54,7 @@ from pt2qa._simulator.verification import Graphs, Verification, add_state, diges
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.overrides.parameters import with_folded_norms
 from pt2qa.plugins import QuantizerPlugin, available, resolve
 
 T = TypeVar("T")
@@ -557,21 +557,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     graph_module = without(reference, is_observer)
     known = nodes_by_handle(quantized)
     folded = any(op_of(node.target) in BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
-    if not folded:
-        return graph_module
-    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import Quantizer
-
-    class _Annotates_nothing(Quantizer):  # type: ignore[misc]
-        """Makes ``prepare_pt2e`` only fold."""
-
-        def annotate(self, model: GraphModule) -> GraphModule:
-            return model
-
-        def validate(self, model: GraphModule) -> None:
-            return None
-
-    return prepare_pt2e(copy.deepcopy(graph_module), _Annotates_nothing())  # type: ignore[no-any-return]
+    return with_folded_norms(graph_module) if folded else graph_module
 
 
 def _ops(graph_module: GraphModule) -> Iterable[Node]:
