@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ collect_ignore = [
 
 
 @pytest.fixture(autouse=True, scope="session")
-def names(doctest_namespace: dict[str, Any]) -> None:
-    """Both names, in every example."""
+def names(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+    """Both packages, and a model captured and quantized: the reference shows these lines above the examples."""
     doctest_namespace.update(torch=torch, pt2qa=pt2qa)
+    if any(isinstance(item, pytest.DoctestItem) for item in request.session.items):
+        made = runpy.run_path(str(Path(__file__).parent / "docs" / "site" / "example.py"))
+        doctest_namespace.update({name: made[name] for name in ("x", "capture", "pair")})

@@ -82,8 +82,6 @@ class QuantAnalysis:
         BatchError: ``batches`` can be read only once.
 
     >>> import tempfile
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     analysis = pt2qa.QuantAnalysis(pair, [x], out_dir=folder, progress=False)
     ...     weights = analysis.compare_weights()

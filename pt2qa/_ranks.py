@@ -209,31 +209,37 @@ def over_ranks(analysis: Callable[P, AnyReport]) -> Callable[P, AnyReport]:
     @in_step
     @functools.wraps(analysis)
     def whole(*args: P.args, **kwargs: P.kwargs) -> AnyReport:
-        ranks = _active.get()
-        if ranks is None:
-            return analysis(*args, **kwargs)
-        own: AnyReport | None = None
-        missing: NoBatchError | KeyboardInterrupt | None = None
-        try:
-            own = analysis(*args, **kwargs)
-        except (NoBatchError, KeyboardInterrupt) as error:
-            missing = error
-        said = ""
-        if isinstance(missing, KeyboardInterrupt):
-            said = Note(f"rank {ranks.rank}: interrupted: had finished nothing", "interrupted")
-        elif isinstance(missing, NoNumberError):
-            said = f"rank {ranks.rank}: {missing}"
-        gathered = ranks.gather((own, said))
-        found = [report for report, _ in gathered if report is not None]
-        if not found:
-            assert missing is not None, "no rank has a report"
-            raise missing
         metrics: Any = kwargs.get("metrics")
-        merged: Any = merge(found, metrics=metrics) if isinstance(metrics, dict) else merge(found)
-        without = [text for _, text in gathered if text]
-        whole_report: AnyReport = replace(merged, notes=(*merged.notes, *without)) if without else merged
-        return whole_report
+        given = {"metrics": metrics} if isinstance(metrics, dict) else {}
+        return of_all_ranks(lambda: analysis(*args, **kwargs), lambda found: merge(found, **given))
 
+    return whole
+
+
+def of_all_ranks(part: Callable[[], T], together: Callable[[list[T]], T]) -> T:
+    """What ``part`` finds in the data of each rank, put together; its ``notes`` say which ranks have no number."""
+    ranks = _active.get()
+    if ranks is None:
+        return part()
+    own: T | None = None
+    missing: NoBatchError | KeyboardInterrupt | None = None
+    try:
+        own = part()
+    except (NoBatchError, KeyboardInterrupt) as error:
+        missing = error
+    said = ""
+    if isinstance(missing, KeyboardInterrupt):
+        said = Note(f"rank {ranks.rank}: interrupted: had finished nothing", "interrupted")
+    elif isinstance(missing, NoNumberError):
+        said = f"rank {ranks.rank}: {missing}"
+    gathered = ranks.gather((own, said))
+    found = [each for each, _ in gathered if each is not None]
+    if not found:
+        assert missing is not None, "no rank has anything"
+        raise missing
+    merged: Any = together(found)
+    without = [text for _, text in gathered if text]
+    whole: T = replace(merged, notes=(*merged.notes, *without)) if without else merged
     return whole
 
 

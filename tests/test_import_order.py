@@ -95,9 +95,10 @@ PLUGIN_FILES = {
 @functools.cache
 def imports_of(path: Path) -> list[Import]:
     """The imports of a module, those too that a package makes on first use, which its stub lists."""
-    stub = path.with_suffix(".pyi")
-    lazy = re.sub(r"from \.(?! )", f"from {name_of(path, ROOT)}.", stub.read_text()) if stub.exists() else ""
-    lazy = lazy.replace("from . import", f"from {name_of(path, ROOT)} import")
+    stub, package = path.with_suffix(".pyi"), name_of(path, ROOT)
+    package = package if path.name == "__init__.py" else package.rpartition(".")[0]
+    lazy = re.sub(r"from \.(?! )", f"from {package}.", stub.read_text()) if stub.exists() else ""
+    lazy = lazy.replace("from . import", f"from {package} import")
     return list(_imports(ast.parse(path.read_text() + lazy), at_import=True))
 
 

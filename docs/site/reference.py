@@ -48,9 +48,8 @@ def example_page(title: str, goal: str, path: Path) -> str:
 def _source(module: str) -> Path:
     """The file that lists the public names of a module of pt2qa."""
     base = ROOT / "pt2qa" / module
-    return next(
-        path for path in (base / "__init__.pyi", base / "__init__.py", base.with_suffix(".py")) if path.exists()
-    )
+    files = (base / "__init__.pyi", base.with_suffix(".pyi"), base.with_suffix(".py"))
+    return next(path for path in files if path.exists())
 
 
 def groups_of(path: Path) -> dict[str, list[str]]:
@@ -64,7 +63,7 @@ def groups_of(path: Path) -> dict[str, list[str]]:
         if line.strip().startswith("# "):
             group = line.strip(" #")
             continue
-        names = re.findall(r"\bas (\w+)", line) if path.suffix == ".pyi" else re.findall(r'"(\w+)"', line)
+        names = re.findall(r"(?:\bas|^def) (\w+)" if path.suffix == ".pyi" else r'"(\w+)"', line)
         if names:
             found.setdefault(group, []).extend(names)
     return found
@@ -77,7 +76,8 @@ TOP: Final = {name for names in groups_of(ROOT / "pt2qa" / "__init__.pyi").value
 def names_page(module: str, path: Path) -> str:
     """What a module offers, for mkdocstrings to fill in; what the top level has as well is a link to there."""
     top = set() if module == "pt2qa" else TOP
-    start = f"# {module}\n\nExamples need `import torch` and `import pt2qa` before them.\n"
+    code = (ROOT / "docs" / "site" / "example.py").read_text(encoding="utf-8").partition("\n\n")[2]
+    start = f"# {module}\n\nExamples need these lines before them:\n\n```python\n{code}```\n"
     return "\n".join([start, *_names(module, groups_of(path), top)])
 
 

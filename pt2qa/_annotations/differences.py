@@ -42,7 +42,6 @@ def diff_annotations(a: Any, b: Any, *, capture: Capture | None = None) -> Annot
         QuantizeError: a quantizer failed.
         PluginError: there is no such quantizer.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> diff_annotations("xnnpack", "xnnpack:per_channel=false", capture=capture).rows[0].what
     'scheme per_channel_symmetric -> per_tensor_symmetric; axis 0 -> none; observer PerChannelMinMaxObserver -> ...
     """

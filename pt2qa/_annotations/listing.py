@@ -47,7 +47,6 @@ def annotations(
         QuantizeError: the quantizer failed, or an edit changes nothing or cannot be made.
         PluginError: there is no such quantizer, or the backend does not support an edit.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> [(row.role, row.dtype) for row in annotations(capture, "xnnpack").rows]
     [('output', 'int8'), ('input', 'int8'), ('weight', 'int8'), ('bias', 'float32'), ('output', 'int8')]
     """

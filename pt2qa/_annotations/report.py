@@ -316,10 +316,8 @@ def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
     """The ways of rounding, the most frequent first; values that stay float are one way for each role and dtype."""
     found: dict[tuple[str, str, str, int, str, str, str], list[str]] = {}
     for row in rows:
-        bounds = f"{row.quant_min}..{row.quant_max}" if row.quant_min != row.quant_max else ""
-        scales = "" if not row.quantized else "dynamic" if row.dynamic else "static"
-        observer = row.observer if row.quantized else ""
-        key = (row.role, row.dtype, row.scheme, row.axis, bounds, scales, observer)
+        facts, observer = row.facts, row.observer if row.quantized else ""
+        key = (row.role, row.dtype, row.scheme, row.axis, facts["range"], facts["scale"], observer)
         found.setdefault(key, []).append(row.name)
     ways = [_Way(len(names), *key, names[0]) for key, names in found.items()]
     order = ("input", "output", "weight", "bias")

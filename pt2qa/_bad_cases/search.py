@@ -115,8 +115,6 @@ def find_bad_cases(
         SelectionError: a metric or name is unknown, a number is out of range, or the targets fit no output.
         SimulationError: the simulator does not compute what the converted graph computes.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> cases = pt2qa.find_bad_cases(pair, [x], k=2, progress=False)
     >>> len(cases.rows), cases.batch().shape
     (2, torch.Size([8, 4]))

@@ -81,8 +81,6 @@ def compare_quantizers(
         SimulationError: the simulator computes none of the candidates exactly as its converted graph does.
         BatchError: ``calibration`` can be read only once, or there is no batch.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> report = pt2qa.compare_quantizers(capture, ["xnnpack", "xnnpack:mode=dynamic"], [x], progress=False)
     >>> [candidate.name for candidate in report.candidates]
     ['xnnpack', 'xnnpack:mode=dynamic']

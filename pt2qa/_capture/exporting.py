@@ -162,7 +162,7 @@ AGREEMENT_DB = 100.0
 
 
 class State:
-    """A copy of a model's current buffers, to restore them later."""
+    """A copy of a model's current buffers, to restore them later; in a ``with``, when that ends."""
 
     def __init__(self, model: nn.Module) -> None:
         self._saved = [
@@ -188,6 +188,12 @@ class State:
                 setattr(module, name, value)
                 with torch.no_grad():
                     value.copy_(saved)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

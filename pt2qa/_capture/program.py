@@ -176,10 +176,8 @@ def capture(
     with callers_device(device_of(model)):
         eager = run_eager(model, args, kwargs)
         stateful = check_stateless(model, state, eager, args, kwargs)
-        try:
+        with state:
             program = export(model, args, kwargs, dynamic_shapes, strict, eager)
-        finally:
-            state.restore()
     plain = _graph_copy(program)
     changes = normalise(program, kinds)
     _check_decomposed(program, kinds, changes)

@@ -73,8 +73,6 @@ def compare_deployed(
         BatchError: there is no batch, or one does not match the captured inputs or the mask.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [stage.name for stage in pt2qa.compare_deployed(pair, [x], progress=False).stages]
     ['eager', 'capture', 'prepared', 'converted', 'deployed']
     """

@@ -78,12 +78,8 @@ class Stages:
         """The outputs of the stages that the simulator does not run; ``values`` are the batch, flat."""
         found = {}
         if self.eager is not None:
-            state = State(self.eager)
-            try:
-                with torch.no_grad():
-                    found["eager"] = leaves_of(run(self.eager, *as_call(batch, self.pair.quantized)))
-            finally:
-                state.restore()
+            with State(self.eager), torch.no_grad():
+                found["eager"] = leaves_of(run(self.eager, *as_call(batch, self.pair.quantized)))
         if self.pair.float_graph is not None:
             found["capture"] = leaves_of(graph_outputs(self.pair.float_graph, values))
         return found
@@ -287,11 +283,8 @@ class Comparison(Tally):
         """The stages, with the metric of all but the captured program, which computes what the model does."""
         pair, eager, found = self.pair, self.stages.eager, {}
         if eager is not None:
-            state = State(eager)
-            try:
+            with State(eager):
                 found["eager"] = float(metric(eager))
-            finally:
-                state.restore()
         found["prepared"] = float(metric(SimulatedModel(pair, frozenset())))
         found["converted"] = float(metric(SimulatedModel(pair, frozenset(range(len(pair.sites))))))
         found["deployed"] = float(metric(self.deployed))

@@ -71,8 +71,6 @@ def error_budget(
         SelectionError: ``projections`` is not positive, or no output is floating-point; ``mask`` names no input.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> budget = pt2qa.error_budget(pair, [3 * x], progress=False)  # calibrated on a third of the values' range
     >>> budget.fault
     'range'

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere
+from pt2qa._ranks import NoNumberError, of_all_ranks
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added, as_fields
@@ -146,23 +146,12 @@ def site_noises(
         positions=data.positions(pair.quantized, pair.program),
         relative=relative,
     )
-    own: SiteNoises | None = None
-    missing: NoBatchError | None = None
-    try:
+
+    def measured() -> SiteNoises:
         noises.notes += accumulate(noises, data, title="site noises", purpose="measure on")
-        own = noises.result()
-    except NoBatchError as error:
-        if active() is None:
-            raise
-        missing = error
-    gathered = everywhere((own, str(missing) if isinstance(missing, NoNumberError) else ""))
-    found = [noises for noises, _ in gathered if noises is not None]
-    if not found:
-        assert missing is not None, "no rank has noises"
-        raise missing
-    without = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(gathered) if text]
-    whole = together(found)
-    return replace(whole, notes=(*whole.notes, *without))
+        return noises.result()
+
+    return of_all_ranks(measured, together)
 
 
 def together(parts: Sequence[SiteNoises]) -> SiteNoises:

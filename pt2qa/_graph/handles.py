@@ -120,20 +120,16 @@ def assign_handles(source: GraphModule | ExportedProgram) -> None:
     The ops of a nested graph (of ``cond``, ``while_loop``, ``map``, ``scan``) follow the op that owns it.  Parameters
     and buffers get none: in QAT torchao copies their metadata to new ops, which would then claim the same handle.
     """
+    graph_module = source.graph_module if isinstance(source, ExportedProgram) else source
     inputs = set(user_inputs(source))
-    count = 0
-    for placed in walk(source.graph_module if isinstance(source, ExportedProgram) else source):
-        node = placed.node
-        custom = {key: value for key, value in custom_of(node).items() if key not in (HANDLE, OUTPUTS)}
-        if node.op == "call_function" or (placed.owner is None and node in inputs):
-            # New dicts: an op in a no_grad or autocast region shares its metadata with the getitem outside of it.
-            node.meta = {**node.meta, CUSTOM: {**custom, HANDLE: count}}
-            count += 1
-            if node.target is operator.getitem and isinstance(node.args[0], Node):
-                outputs = custom_of(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
-                outputs[str(node.args[1])] = count - 1
-        elif CUSTOM in node.meta:
-            node.meta = {**node.meta, CUSTOM: custom}
+    remove_handles(graph_module)
+    ops = (each.node for each in walk(graph_module) if each.node.op == "call_function" or each.node in inputs)
+    for number, node in enumerate(ops):
+        # New dicts: an op in a no_grad or autocast region shares its metadata with the getitem outside of it.
+        node.meta = {**node.meta, CUSTOM: {**custom_of(node), HANDLE: number}}
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            outputs = custom_of(node.args[0]).setdefault(OUTPUTS, {"of": str(node.args[0].target)})
+            outputs[str(node.args[1])] = number
 
 
 def remove_handles(graph_module: GraphModule) -> None:

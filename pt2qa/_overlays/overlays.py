@@ -132,9 +132,6 @@ def write_overlay(
         https://github.com/google-ai-edge/model-explorer/wiki/2.-User-Guide#custom-node-data; its adapter for exported
         programs gives a node the id ``node.name``.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
-    >>> pair = pt2qa.quantize(capture, "xnnpack", [x], progress=False)
     >>> report = pt2qa.compare_layers(pair, [x], progress=False)
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -182,9 +179,6 @@ def write_neighbourhood(
         ReportError: as for :func:`pt2qa.write_overlay`; the path has another ending; or Graphviz is missing or fails.
         SelectionError: there is no op of that name, or hops is negative.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
-    >>> pair = pt2qa.quantize(capture, "xnnpack", [x], progress=False)
     >>> report = pt2qa.compare_layers(pair, [x], progress=False)
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

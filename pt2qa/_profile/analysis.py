@@ -87,8 +87,7 @@ def profile(
         SelectionError: a prefix or op type matches nothing, or there is no such side or input for ``mask``.
         DeploymentError: the deployed side cannot be lowered or run, or nothing in it can be observed.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> report = pt2qa.profile(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), [x], progress=False)
+    >>> report = pt2qa.profile(capture, [x], progress=False)
     >>> report.find("input").min, report.find("input").max
     (-1.0, 1.0)
     """

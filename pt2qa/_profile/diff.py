@@ -117,8 +117,6 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     Raises:
         ReportError: one of the two is not a profile.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> calibration, validation = (pt2qa.profile(capture, [data], progress=False) for data in (x, 3 * x))
     >>> moved = pt2qa.diff_profiles(calibration, validation).rows[0]
     >>> moved.name, round(moved.outside, 2)

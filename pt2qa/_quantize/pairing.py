@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import weakref
@@ -55,6 +54,7 @@ from pt2qa._simulator.verification import Graphs, Verification, add_state, diges
 from pt2qa.errors import PairingError, SelectionError
 from pt2qa.overrides.annotations import Annotations
 from pt2qa.overrides.edits import BATCH_NORMS
+from pt2qa.overrides.parameters import with_folded_norms
 from pt2qa.plugins import QuantizerPlugin, available, resolve
 
 T = TypeVar("T")
@@ -341,14 +341,12 @@ def pair(
         PairingError: the graphs have no op in common, the reference alone was decomposed, nothing is quantized, or
             constants are from another model.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
     >>> from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
     >>> prepared = prepare_pt2e(capture.module(), pt2qa.OverridePlan(()).apply_to("xnnpack"))
     >>> calibrated = prepared(x)
     >>> pair = pt2qa.pair(capture.module(), convert_pt2e(prepared), quantizer="xnnpack")
     >>> [op.name for op in pair.pairing.pairs]
-    ['input', 'linear']
+    ['input', '0/linear']
     """
     float_graph = as_graph_module("reference", reference)
     quantized_graph = _without_foreign_handles(float_graph, as_graph_module("quantized", quantized, reference))
@@ -559,21 +557,7 @@ def _as_prepare_leaves_it(reference: GraphModule, quantized: GraphModule) -> Gra
     graph_module = without(reference, is_observer)
     known = nodes_by_handle(quantized)
     folded = any(op_of(node.target) in BATCH_NORMS and handle_of(node) not in known for node in _ops(graph_module))
-    if not folded:
-        return graph_module
-    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import Quantizer
-
-    class _Annotates_nothing(Quantizer):  # type: ignore[misc]
-        """Makes ``prepare_pt2e`` only fold."""
-
-        def annotate(self, model: GraphModule) -> GraphModule:
-            return model
-
-        def validate(self, model: GraphModule) -> None:
-            return None
-
-    return prepare_pt2e(copy.deepcopy(graph_module), _Annotates_nothing())  # type: ignore[no-any-return]
+    return with_folded_norms(graph_module) if folded else graph_module
 
 
 def _ops(graph_module: GraphModule) -> Iterable[Node]:

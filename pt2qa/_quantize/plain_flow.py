@@ -175,13 +175,12 @@ class _Trial:
         """What the code makes of the model, or the error."""
         assert self.capture.eager is not None
         names: dict[str, Any] = {"__name__": "quantizer"}
-        state = State(self.capture.eager)
         bar = self.data.bar("verify the code", of=self._calls())
         with_kwargs = bool(self.capture.kwargs)
         calibration = (call if with_kwargs else call[0] for call in bar)
         inputs = (self.capture.args, self.capture.kwargs) if with_kwargs else (self.capture.args,)
         given = {"quantizer": self.recipe.plugin.build(self.capture.module(), qat=self.recipe.qat)} if text.asks else {}
-        with warnings.catch_warnings(), callers_device(device_of(self.capture.eager)):
+        with warnings.catch_warnings(), callers_device(device_of(self.capture.eager)), State(self.capture.eager):
             warnings.simplefilter("ignore")  # those of torch; the pair's own quantization has shown them
             try:
                 exec(compile(text.text, "quantizer.py", "exec", dont_inherit=True), names)
@@ -192,7 +191,6 @@ class _Trial:
                 return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             finally:
                 bar.close()
-                state.restore()
         return made
 
     def _calls(self) -> Iterator[Call]:

@@ -89,10 +89,9 @@ def quantize(
         PluginError: there is no such quantizer, or it was given options it does not have, or an edit asks for what the
             backend does not support.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
+    >>> pair = pt2qa.quantize(capture, "xnnpack", [x], progress=False)
     >>> [(site.name, site.kind) for site in pair.sites]
-    [('input', 'activation'), ('linear', 'weight'), ('linear', 'activation')]
+    [('input', 'activation'), ('0/linear', 'weight'), ('0/linear', 'activation')]
     """
     if not isinstance(capture, Capture):
         raise QuantizeError(

@@ -93,8 +93,6 @@ def reconfigure(
             pair that pt2qa did not quantize.
         BatchError: there is no batch.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> fixed = pt2qa.reconfigure(pair, [x], target=20, progress=False)
     >>> fixed.met, len(fixed.rows)
     (1, 0)
@@ -348,8 +346,6 @@ def repair(
             by pt2qa.
         BatchError: there is no batch.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> repaired = pt2qa.repair(pair, [x], progress=False)
     >>> [stage.name for stage in repaired.stages][:2]
     ['before', 'converted']

@@ -38,10 +38,7 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
         ReportError: there is no report, the kind does not add up over batches, a report was made by a version that kept
             no sums, or the reports are not of one run; the text says what differs.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-    >>> x = torch.linspace(-1, 1, 64).reshape(16, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(model, x[:8]), "xnnpack", [x[:8]], progress=False)
-    >>> shards = [pt2qa.compare_layers(pair, [half]) for half in x.split(8)]
+    >>> shards = [pt2qa.compare_layers(pair, [batch]) for batch in (x, 2 * x)]
     >>> pt2qa.merge(shards).samples
     16
     """

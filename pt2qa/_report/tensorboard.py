@@ -50,8 +50,6 @@ def write_tensorboard(
                 given, a profile has no histograms or no channels, or the folder cannot be written.
         SelectionError: a prefix or op type matches nothing.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pt2qa.write_tensorboard([pt2qa.compare_layers(pair, [x], progress=False)], folder)

@@ -65,8 +65,6 @@ def compare_runtimes(
         BatchError: there is no batch, or one does not match the captured inputs or the mask.
         SimulationError: the simulator does not reproduce the converted graph.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> pt2qa.compare_runtimes(pair, [x], ["xnnpack"], progress=False).disagreements
     0
     """

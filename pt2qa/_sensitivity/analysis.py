@@ -88,8 +88,6 @@ def sensitivity(
             differentiable; ``resume`` is of another analysis.
         SimulationError: the simulator does not reproduce the converted graph, or an op has no gradient.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [row.kind for row in pt2qa.sensitivity(pair, [x], progress=False).rows]
     ['activation', 'weight', 'activation']
     """

@@ -52,6 +52,9 @@ class Event:
 
 Visit = Callable[[Event], None]
 
+_Key = tuple[int | None, int]
+"""The slot of a value of one group; None in place of the group: of the reference, rounded."""
+
 
 def lockstep(
     simulator: Simulator,
@@ -98,11 +101,10 @@ class _Lockstep:
             for site in self.program.sites
             if site.result != site.source
         }
-        self.isolated: dict[tuple[int, int], Any] = {}
-        self.rounded: dict[int, Tensor] = {}
+        self.alone: dict[_Key, Any] = {}
         self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
-        self.drop_isolated, self.drop_rounded = self._lifetimes()
-        self.read_inside = {key for keys in self.drop_isolated.values() for key in keys}
+        self.drop = self._lifetimes()
+        self.needed = {key for keys in self.drop.values() for key in keys}
         self.reference: list[Any] = []
         self.quantized: list[Any] = []
 
@@ -110,30 +112,27 @@ class _Lockstep:
         producer = self.program.producers.get(self.site_source.get(slot, slot))
         return producer is not None and producer in self.groups[group]
 
-    def _lifetimes(self) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[int]]]:
-        last_isolated: dict[tuple[int, int], int] = {}
-        last_rounded: dict[int, int] = {}
+    def _lifetimes(self) -> dict[int, list[_Key]]:
+        """By step, what no later one reads."""
+        last: dict[_Key, int] = {}
         for step in self.program.steps:
             for slot in step.reads:
                 if step.site is not None:
                     for group in self._groups_of_producer(slot):
-                        last_isolated[group, slot] = step.index
+                        last[group, slot] = step.index
                     if slot in self.site_source:
-                        last_rounded[slot] = step.index
-                    last_rounded.setdefault(step.out, step.index)
+                        last[None, slot] = step.index
+                    last.setdefault((None, step.out), step.index)
                     continue
                 for group in self.groups_of.get(step.index, ()):
                     if self._inside(group, slot):
-                        last_isolated[group, slot] = step.index
+                        last[group, slot] = step.index
                     elif slot in self.site_source:
-                        last_rounded[slot] = step.index
-        drop_isolated: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        drop_rounded: dict[int, list[int]] = defaultdict(list)
-        for key, index in last_isolated.items():
-            drop_isolated[index].append(key)
-        for slot, index in last_rounded.items():
-            drop_rounded[index].append(slot)
-        return drop_isolated, drop_rounded
+                        last[None, slot] = step.index
+        drop: dict[int, list[_Key]] = defaultdict(list)
+        for key, index in last.items():
+            drop[index].append(key)
+        return drop
 
     def _groups_of_producer(self, slot: int) -> Sequence[int]:
         producer = self.program.producers.get(self.site_source.get(slot, slot))
@@ -150,18 +149,16 @@ class _Lockstep:
                     done = self._advance(step, visit)
                 for slot in step.releases:
                     self.reference[slot] = self.quantized[slot] = None
-                for key in self.drop_isolated.get(step.index, ()):
-                    self.isolated.pop(key, None)
-                for slot in self.drop_rounded.get(step.index, ()):
-                    self.rounded.pop(slot, None)
+                for key in self.drop.get(step.index, ()):
+                    self.alone.pop(key, None)
             return bind(self.program.outputs, self.reference), bind(self.program.outputs, self.quantized)
 
     def _advance(self, step: Step, visit: Visit) -> int:
         """Runs a step, and the steps that follow it piece by piece; returns the number of the last one."""
         if step.site is not None:
             source = step.reads[0]
-            groups = [group for group in self._groups_of_producer(source) if (group, source) in self.isolated]
-            isolated = {group: self.isolated[group, source] for group in groups}
+            groups = [group for group in self._groups_of_producer(source) if (group, source) in self.alone]
+            isolated = {group: self.alone[group, source] for group in groups}
             self._round_all(step, (), self.reference[source], self.quantized[source], isolated, visit)
             return step.index
         ref, quant, isolated = self._op(step)
@@ -202,9 +199,9 @@ class _Lockstep:
         quant = call(step, own, step.reuse_all_on and private)
         return call(step, reference, step.reuse and private), quant, isolated
 
-    def _keep(self, group: int, step: Step, value: Any) -> None:
-        if (group, step.out) in self.read_inside:
-            self.isolated[group, step.out] = value
+    def _keep(self, group: int | None, step: Step, value: Any) -> None:
+        if (group, step.out) in self.needed:
+            self.alone[group, step.out] = value
 
     def _run_isolated(self, step: Step, group: int, constants: Mapping[int, Any]) -> Any:
         env = dict(constants)
@@ -212,9 +209,9 @@ class _Lockstep:
         reuse = step.reuse_all_on and self._inside(group, step.reads[0]) and self._allocated(step.reads[0])
         for slot in step.reads:
             if self._inside(group, slot):
-                env[slot] = self.isolated[group, slot]
+                env[slot] = self.alone[group, slot]
             elif slot in self.site_source:
-                env[slot] = self.rounded[slot]
+                env[slot] = self.alone[None, slot]
             else:
                 env[slot] = self.reference[slot]
             if step.mutates and isinstance(env[slot], Tensor):
@@ -265,7 +262,7 @@ class _Lockstep:
     ) -> None:
         """Rounds a value in all runs that read it, after the ops of its chain, the first of which has already run."""
         # After another site, the reference value that this one rounds has been rounded once.
-        alone = [self.rounded.get(site.reads[0], ref)] if self.rounding else []
+        alone = [self.alone.get((None, site.reads[0]), ref)] if self.rounding else []
         inputs = [quant, *alone, *isolated.values()]
         reuses = [
             site.reuse_all_on and quant is not ref,
@@ -284,9 +281,7 @@ class _Lockstep:
                 ranges = self._in_place(ops, ref_piece, sources[0], by_group, ref.shape, visit)
                 visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
         self.reference[site.out], self.quantized[site.out] = ref, results[0]
-        if self.rounding:
-            self.rounded[site.out] = results[1]
-        for group, value in zip(isolated, results[1 + self.rounding :], strict=True):
+        for group, value in zip([*[None] * self.rounding, *isolated], results[1:], strict=True):
             self._keep(group, site, value)
 
     def _in_place(

@@ -18,6 +18,7 @@ from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, active, batches_before, everywhere, first_anywhere
 from pt2qa._report.prose import few
 from pt2qa._report.set_apart import DataHealth, SetApart, about_faults
+from pt2qa._report.sums import EACH, SMALLEST, Mergeable
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.metrics import as_real, detached, is_measured
 from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault, input_ranges
@@ -287,14 +288,11 @@ def outcome_of(
     That of the batches with digests in ``unseen`` is apart, for who does not search on them.
     """
     names = reference.names
-    own, held = (_Sums([ErrorSums() for _ in names]) for _ in range(2))
+    own, held = (_Sums((ErrorSums(),) * len(names)) for _ in range(2))
     for item in reference:
         part = held if item.key in unseen else own
         part.add(item, reference.floating(run(item), item.batch, item.values), names)
-    (whole, kept), *others = everywhere((own, held))
-    for other, more in others:
-        whole.extend(other)
-        kept.extend(more)
+    whole, kept = (functools.reduce(_Sums.merge, each) for each in zip(*everywhere((own, held)), strict=True))
     found = _outcome(whole, names, metric)
     return replace(found, unseen=_outcome(kept, names, None)) if kept.samples else found
 
@@ -315,12 +313,12 @@ def _outcome(whole: _Sums, names: Sequence[str], metric: Callable[[], float] | N
 
 
 @dataclass(slots=True)
-class _Sums:
+class _Sums(Mergeable):
     """Signal and noise by output; and by batch, of shape (2, outputs, samples), as long as outputs have samples."""
 
-    outputs: list[ErrorSums]
+    outputs: tuple[ErrorSums, ...] = field(metadata=EACH)
     batches: list[Tensor] = field(default_factory=list)
-    apart: bool = True
+    apart: bool = field(default=True, metadata=SMALLEST)
     same: int = 0
     counted: int = 0
     samples: int = 0
@@ -328,29 +326,22 @@ class _Sums:
     def add(self, item: Item, outputs: Sequence[Tensor], names: Sequence[str]) -> None:
         count = count_samples(item.values)
         self.samples += count
-        for number, (name, ref, quant) in enumerate(zip(names, item.outputs, outputs, strict=True)):
+        for name, ref, quant in zip(names, item.outputs, outputs, strict=True):
             if ref.shape != quant.shape:
                 raise SelectionError(
                     f"{name} has shape {tuple(ref.shape)} in float and {tuple(quant.shape)} quantized, so it has no "
                     "SQNR. Pass target=pt2qa.Target(at_least, metric=a function of a model)."
                 )
-            self.outputs[number] = self.outputs[number].update(ref, quant)
             if ref.dim() == 2 and ref.shape[0] == count and ref.shape[1] > 1:
                 self.same += int((ref.argmax(1) == quant.argmax(1)).sum())
                 self.counted += count
+        both = zip(item.outputs, outputs, strict=True)
+        self.outputs = tuple(own.update(*each) for own, each in zip(self.outputs, both, strict=True))
         self.apart = self.apart and all(each.dim() and each.shape[0] == count for each in item.outputs)
         if item.outputs:
             rows = count if self.apart else 1
             sums = [squares_by_row(ref, quant, rows) for ref, quant in zip(item.outputs, outputs, strict=True)]
             self.batches.append(torch.stack(sums, 1))
-
-    def extend(self, other: _Sums) -> None:
-        self.outputs = [own.merge(further) for own, further in zip(self.outputs, other.outputs, strict=True)]
-        self.batches += other.batches
-        self.apart = self.apart and other.apart
-        self.same += other.same
-        self.counted += other.counted
-        self.samples += other.samples
 
     def by_unit(self) -> tuple[Tensor, Tensor]:
         """Signal and noise of shape (outputs, samples); or by batch."""

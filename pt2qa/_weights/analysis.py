@@ -39,8 +39,6 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
     Raises:
         SelectionError: it is not a pair.
 
-    >>> x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    >>> pair = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(4, 2).eval(), x), "xnnpack", [x], progress=False)
     >>> [(row.attr, row.dtype) for row in pt2qa.compare_weights(pair).rows]
     [('weight', 'int8'), ('bias', 'float32')]
     """

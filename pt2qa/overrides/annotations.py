@@ -324,10 +324,7 @@ def sites_on(sites: Sequence[Site], annotations: Annotations) -> set[int]:
         sites: of a pair made by the same quantizer from the same capture, such as ``pair.sites``.
         annotations: that quantizer's annotations of the capture, after edits.
 
-    >>> x = torch.ones(1, 4)
-    >>> capture = pt2qa.capture(torch.nn.Linear(4, 2).eval(), x)
-    >>> sites = pt2qa.quantize(capture, "xnnpack", [x], progress=False).sites
-    >>> sites_on(sites, pt2qa.overrides.annotations_of(capture, "xnnpack")) == set(range(len(sites)))
+    >>> sites_on(pair.sites, pt2qa.overrides.annotations_of(capture, "xnnpack")) == set(range(len(pair.sites)))
     True
     """
     return {index for index, points in annotations.points_at(sites).items() if points or sites[index].nested}

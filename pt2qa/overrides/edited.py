@@ -178,7 +178,6 @@ def annotations_of(capture: Capture, quantizer: Any, edits: Iterable[Edit] = (),
         SelectionError: an edit names an op that the model does not have.
         PluginError: there is no such quantizer, or the backend does not support an edit.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> sorted({edge.kind for edge in annotations_of(capture, "xnnpack").edges})
     ['activation', 'weight']
     """

@@ -60,7 +60,6 @@ def ops_by_name(graph: GraphModule) -> dict[str, NamedOp]:
     Args:
         graph: with handles.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> list(ops_by_name(capture.module()))
     ['input', 'output', '0/linear']
     """

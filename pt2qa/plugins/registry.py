@@ -227,7 +227,6 @@ def unsupported_reason(plugin: Any, kind: str, node: Node) -> str:
         kind: of the edit, such as ``float``.
         node: the op in the captured graph.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> unsupported_reason(pt2qa.quantizer("xnnpack"), "float", linear)
     ''
@@ -275,7 +274,6 @@ def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: 
         PluginError: the backend does not support an edit.
         QuantizeError: an edit changes nothing, or cannot be made.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> code = quantizer_code(pt2qa.quantizer("xnnpack"), pt2qa.OverridePlan(()), capture.module())
     >>> code.splitlines()[-1]
     'quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))'

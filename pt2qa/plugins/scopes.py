@@ -101,7 +101,6 @@ def scopes_in(plugin: _P, graph: GraphModule, ops: Collection[str]) -> tuple[Sco
         PluginError: the graph does not have a module, or the backend quantizes nothing in it; the backend does not
             quantize an op type, or the graph does not have it. The message lists similar names.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> plugin = pt2qa.quantizer("x86", modules={"0": None})
     >>> len(scopes_in(plugin, capture.module(), ["linear"]))
     1
@@ -122,7 +121,6 @@ def modules_of(node: Node) -> tuple[str, ...]:
     Args:
         node: an op of a captured graph.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> modules_of(linear)
     ('0',)
@@ -137,7 +135,6 @@ def called_modules(node: Node) -> tuple[str, ...]:
     Args:
         node: an op of a captured graph.
 
-    >>> capture = pt2qa.capture(torch.nn.Sequential(torch.nn.Linear(4, 2)).eval(), torch.zeros(1, 4))
     >>> linear = next(node for node in capture.module().graph.nodes if "linear" in str(node.target))
     >>> called_modules(linear)
     ('0',)

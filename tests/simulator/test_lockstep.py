@@ -272,11 +272,12 @@ def test_nothing_is_left_when_the_last_step_ran() -> None:
     most = [0, 0]
 
     def visit(event: Event) -> None:
-        for number, kept in enumerate((run.isolated, run.rounded)):
-            most[number] = max(most[number], len(kept))
+        isolated = sum(group is not None for group, _ in run.alone)
+        for number, kept in enumerate((isolated, len(run.alone) - isolated)):
+            most[number] = max(most[number], kept)
 
     run.run(values, visit)
-    assert (run.isolated, run.rounded) == ({}, {})
+    assert run.alone == {}
     assert most == [2, 2], "what one op reads of its own, and its two inputs"
     made = {step.out for step in pair.program.steps} - set(slots_in(pair.program.outputs))
     assert all(run.reference[slot] is None and run.quantized[slot] is None for slot in made)

@@ -1,4 +1,4 @@
-"""Internals of torch: names without a public equivalent, re-exported or wrapped for what pt2qa needs."""
+"""Internals of torch: names without a public equivalent, re-exported (``as``) or wrapped for what pt2qa needs."""
 
 from __future__ import annotations
 
@@ -7,51 +7,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses import FakeTensor
+from torch._guards import detect_fake_mode as detect_fake_mode  # what traced values were made under, to trace one more
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # the type of torch.ops.higher_order.cond
+from torch._ops import OpOverload as OpOverload  # the type of torch.ops.aten.relu.default; instances are public
+from torch._ops import OpOverloadPacket as OpOverloadPacket  # the type of torch.ops.aten.relu
+from torch._subclasses import FakeTensor as FakeTensor  # the type of traced values
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers the ops of quantized_decomposed
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.modules.dropout import _DropoutNd as Dropout
-from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils.flop_counter import flop_registry
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op that runs
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass  # holds others
+from torch.utils.flop_counter import flop_registry as flop_registry  # by op; FlopCounterMode fails on nested graphs
 
-__all__ = [
-    # What torch keeps for itself or does not document:
-    "pytree",  # nested inputs and outputs as flat lists; other libraries do not know the classes that models register
-    "OpOverload",  # the type of torch.ops.aten.relu.default: instances are public, their types are not
-    "OpOverloadPacket",  # the type of torch.ops.aten.relu
-    "HigherOrderOperator",  # the type of torch.ops.higher_order.cond
-    "FakeTensor",  # the type of traced values
-    "dynamic_dimensions",
-    "sizes_of",
-    "detect_fake_mode",  # what traced values were made under, so that one more op can be traced
-    "BatchNorm",  # the classes that all modules of a kind derive from
-    "Dropout",
-    "InstanceNorm",
-    "TorchDispatchMode",  # sees every op that runs
-    "flop_registry",  # formulas by op; the public FlopCounterMode fails on nested graphs that run without gradients
-    "QUANTIZED_DECOMPOSED",
-    "arguments_of",
-    "calling_convention",
-    "instructions_found",
-    "is_alone",
-    "is_composite",
-    "is_mutable",
-    "is_traceable_wrapper_subclass",  # a tensor that holds others and has no memory of its own
-    "overload_name",
-    "results_of",
-    "same_overload",
-    "size_expression",
-    "size_hint",
-    "storage_number",
-    "with_graph",
-]
+pytree = _pytree
+"""Nested inputs and outputs as flat lists; other libraries do not know the classes that models register."""
+
+BatchNorm = _BatchNorm
+Dropout = _DropoutNd
+InstanceNorm = _InstanceNorm
+"""The classes that all modules of a kind derive from."""
 
 QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 """The ops that ``convert_pt2e`` writes; torch registers them where a private module is imported."""
