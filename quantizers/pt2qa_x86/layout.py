@@ -40,8 +40,6 @@ def for_x86(graph_module: GraphModule) -> list[tuple[Node, str]]:
             else:
                 own = node.graph.call_function(torch.ops.aten.contiguous.default, (weight,))
         own.meta = copy.copy(weight.meta)
-        if isinstance(value := weight.meta.get("val"), Tensor):
-            own.meta["val"] = value.contiguous()
         reader.replace_input_with(weight, own)
         changed.append((node, "has its weight in the order of memory"))
     graph_module.recompile()
@@ -60,12 +58,20 @@ def weight_of(node: Node) -> Node | None:
 
 def is_strided(graph_module: GraphModule, weight: Node | None) -> bool:
     """Whether a weight is not in the order of memory."""
-    if weight is None:
-        return False
-    value: Any = weight.meta.get("val")
-    if weight.op == "get_attr":
-        value = operator.attrgetter(str(weight.target))(graph_module)
+    value = None if weight is None else _value(graph_module, weight)
     return isinstance(value, Tensor) and not value.is_contiguous()
+
+
+def _value(graph_module: GraphModule, node: Node) -> Any:
+    """What is computed of constants; None of anything else."""
+    if node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(graph_module)
+    values = {each: _value(graph_module, each) for each in node.all_input_nodes}
+    if node.op != "call_function" or not values or any(value is None for value in values.values()):
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    with torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _copied(graph_module: GraphModule, weight: Node) -> Node:
