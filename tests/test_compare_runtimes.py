@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor
+from torch.fx import GraphModule
 
 import pt2qa
 from pt2qa._deployed.deployment import lowerable
@@ -89,6 +92,19 @@ def test_where_all_differ_no_kernel_is_blamed(pair: pt2qa.QuantizedPair, place: 
     assert f"{place[1]}: no runtime computes what the converted graph says: a (7 LSB), b (7 LSB)." in both.summary()
     alone = pt2qa.compare_runtimes(pair, DATA, {"a": wrong, "b": Interpreted(broken="no")})
     assert "no other was observed there" in alone.summary()
+
+
+def test_a_runtime_that_saw_nothing_there_is_no_witness(pair: pt2qa.QuantizedPair, place: tuple[str, str]) -> None:
+    class Blind(Interpreted):
+        def lower(self, graph: GraphModule, inputs: Sequence[Any], taps: Sequence[str], **given: Any) -> Program:
+            return super().lower(graph, inputs, [name for name in taps if name != place[0]], **given)
+
+    backends = {"right": Interpreted(), "wrong": Interpreted({place[0]: seven_more}), "blind": Blind()}
+    said = " ".join(pt2qa.compare_runtimes(pair, DATA, backends).summary().split())
+    assert said.startswith(
+        f"{place[1]}: 1 of 2 compute what the converted graph says, and wrong (7 LSB) something else"
+    )
+    assert "its kernel is at fault. Not observed there: blind." in said
 
 
 def test_where_none_differs_the_error_is_quantization_s(pair: pt2qa.QuantizedPair) -> None:
