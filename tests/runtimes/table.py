@@ -32,7 +32,7 @@ OPENVINO = {
 
 def columns(report: DeployedReport) -> list[str]:
     """What the table says of a report."""
-    seen = [row for row in report.rows if not row.note]
+    seen = [row for row in report.rows if row.is_measured]
     steps = [row.isolated_max_lsb for row in seen if not math.isnan(row.isolated_max_lsb)]
     apart = min(row.cumulative_sqnr for row in report.outputs)
     return [
