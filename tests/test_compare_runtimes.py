@@ -170,6 +170,7 @@ def test_the_command_takes_several_backends(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
     assert re.search(r"2 runtimes on 1 batch", done.output)
+    assert f"pt2qa gate {out}/runtimes.safetensors --require 'disagreements<=0'" in done.stderr
     assert isinstance(pt2qa.load(tmp_path / "out" / "runtimes.safetensors"), RuntimeReport)
     refused = CliRunner().invoke(main, [*asked, "--program", f"{tmp_path}/program"])
     assert refused.exit_code == 2
