@@ -71,8 +71,9 @@ def prints_into(lines: list[str]) -> Iterator[None]:
     One line is left out, which comes with every run: ExecuTorch writes TOSA 1.0, and the reference model reads 1.1.
     """
     flush = ctypes.CDLL(None).fflush
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     flush(None)
     own = {place: os.dup(place) for place in (1, 2)}
     try:

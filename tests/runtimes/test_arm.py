@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -21,9 +22,6 @@ reference_model = pytest.importorskip("tosa_reference_model")
 arm = pytest.importorskip("pt2qa_arm")  # is not imported without its packages
 lowering = pytest.importorskip("pt2qa_arm.lowering")
 TOSA = arm.TOSA
-
-# executorch 1.4.1 says so of its own calls, whenever it lowers to TOSA.
-pytestmark = pytest.mark.filterwarnings("ignore:get_output_order_workaround:DeprecationWarning")
 
 U55 = "TOSA-1.0+INT+int16+int4+u55"
 WIDE = "TOSA-1.0+INT+int16"
@@ -48,8 +46,10 @@ def plain_delegate(pair: pt2qa.QuantizedPair, batch: Tensor) -> tuple[Tensor, in
     from executorch.exir import to_edge_transform_and_lower
     from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 
-    exported = torch.export.export(pair.quantized, (batch,))
-    edge = to_edge_transform_and_lower(exported, partitioner=[TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT"))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(pair.quantized, (batch,))
+        edge = to_edge_transform_and_lower(exported, partitioner=[TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT"))])
     (delegate,) = get_lowered_backend_modules(edge.exported_program().graph_module)
     first, *_, last = [node for node in pair.quantized.graph.nodes if "quantize_per_tensor" in str(node.target)]
     integers = first.target(batch, *first.args[1:])  # type: ignore[operator]
@@ -138,6 +138,30 @@ def bias_of(pair: pt2qa.QuantizedPair, conv: str) -> str:
     """The name of the integers of a convolution's bias."""
     (node,) = [node for node in pair.quantized.graph.nodes if node.name == conv]
     return str(node.args[2].args[0].target)  # type: ignore[union-attr]
+
+
+def test_single_lsbs_are_halves_which_the_converted_graph_rounds_to_even_and_tosa_does_not() -> None:
+    """Of the means of four integers, a quarter are halves; TOSA rounds them down, and every other one is even then."""
+    x = images(8)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(2)).eval()
+    pair = pt2qa.quantize(pt2qa.capture(model, x), "tosa", [x])
+    place = lowerable(pair)
+    program = lowering.lower("TOSA-1.0+INT", "", place.graph, (x,), place.wanted, lambda _: None)
+    values = program.run((x,)).values
+    conv, pooled = (values[each.node] for each in place.values if each.owner is not None)
+    params = [each.params for each in place.values if each.owner is not None]
+    assert params[0] == params[1]  # one scale, so the means are computed on the integers alone
+    zero_point = params[0].zero_point
+    sums = torch.nn.functional.avg_pool2d(conv.double() - zero_point, 2, divisor_override=1)
+    halves_down = torch.ceil(sums / 4 - 0.5) + zero_point
+    assert torch.equal(pooled.double(), halves_down)
+    to_even = torch.round(sums / 4) + zero_point
+    report = pt2qa.compare_deployed(pair, [x])
+    (row,) = [row for row in report.rows if row.op == "avg_pool2d"]
+    assert row.isolated_max_lsb == 1
+    assert row.isolated_differing == pytest.approx(float((halves_down != to_even).double().mean()))
+    assert not report.suspects
 
 
 def test_batches_of_another_size_are_lowered_anew() -> None:
