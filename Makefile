@@ -41,7 +41,7 @@ STRANGERS_PACKAGES := tosa-tools==2026.8.0 ml_dtypes==0.6.0 ethos-u-vela==5.2.0 
 # For `make runtimes`: engines that run the graphs of any quantizer.
 RUNTIMES ?= $(ROOT)/build/runtimes
 RUNTIMES_PACKAGES := onnxruntime==1.32.0 onnx==1.23.2 onnxscript==0.7.2 onnx-ir==1.1.0 ml_dtypes==0.6.0 \
-	openvino==2026.4.1 openvino-telemetry
+	openvino==2026.4.1 openvino-telemetry tosa-tools==2026.8.0 ethos-u-vela==5.2.0
 
 .PHONY: help demo repair rules docs pictures check format test compat zoo conformance package bench bench-repair soak sweep \
 	diagnosis fuzz fuzz-lowering mutants strangers runtimes all clean
@@ -65,7 +65,7 @@ help:
 	@echo "make fuzz-lowering  small random models on the kernels of each backend, for ten minutes"
 	@echo "make mutants put faults into the library and count those that no test notices, for an hour"
 	@echo "make strangers  every quantizer that pip brings, on ten nets, against plain torchao (for half an hour)"
-	@echo "make runtimes  the tests of ONNX Runtime and OpenVINO, in an environment of its own"
+	@echo "make runtimes  the tests of ONNX Runtime, OpenVINO and Arm's TOSA, in an environment of its own"
 	@echo "make diagnosis  plant faults of every kind and count how often pt2qa.diagnose names them, for an hour"
 	@echo "make package  build/dist: a wheel and an sdist, checked by twine"
 	@echo "make all     check, test and zoo"

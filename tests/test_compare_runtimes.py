@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor
+from torch.fx import GraphModule
 
 import pt2qa
 from pt2qa._deployed.deployment import lowerable
@@ -91,6 +94,19 @@ def test_where_all_differ_no_kernel_is_blamed(pair: pt2qa.QuantizedPair, place: 
     assert "no other was observed there" in alone.summary()
 
 
+def test_a_runtime_that_saw_nothing_there_is_no_witness(pair: pt2qa.QuantizedPair, place: tuple[str, str]) -> None:
+    class Blind(Interpreted):
+        def lower(self, graph: GraphModule, inputs: Sequence[Any], taps: Sequence[str], **given: Any) -> Program:
+            return super().lower(graph, inputs, [name for name in taps if name != place[0]], **given)
+
+    backends = {"right": Interpreted(), "wrong": Interpreted({place[0]: seven_more}), "blind": Blind()}
+    said = " ".join(pt2qa.compare_runtimes(pair, DATA, backends).summary().split())
+    assert said.startswith(
+        f"{place[1]}: 1 of 2 compute what the converted graph says, and wrong (7 LSB) something else"
+    )
+    assert "its kernel is at fault. Not observed there: blind." in said
+
+
 def test_where_none_differs_the_error_is_quantization_s(pair: pt2qa.QuantizedPair) -> None:
     report = pt2qa.compare_runtimes(pair, DATA, {"a": Interpreted(), "b": Interpreted()})
     assert report.disagreements == 0
@@ -154,6 +170,7 @@ def test_the_command_takes_several_backends(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
     assert re.search(r"2 runtimes on 1 batch", done.output)
+    assert f"pt2qa gate {out}/runtimes.safetensors --require 'disagreements<=0'" in done.stderr
     assert isinstance(pt2qa.load(tmp_path / "out" / "runtimes.safetensors"), RuntimeReport)
     refused = CliRunner().invoke(main, [*asked, "--program", f"{tmp_path}/program"])
     assert refused.exit_code == 2

@@ -54,9 +54,9 @@ def test_make_installs_a_stack_that_the_package_takes() -> None:
     assert taken == {"torch": True, "torchao": True, "executorch": True}
 
 
-def test_executorch_is_of_the_extra_xnnpack_alone() -> None:
-    assert [line for line in requires("pt2qa") or [] if line.startswith("executorch")] == [
-        'executorch<1.6,>=1.4.1; extra == "xnnpack"'
+def test_executorch_is_of_the_extras_that_lower_with_it_alone() -> None:
+    assert sorted(line for line in requires("pt2qa") or [] if line.startswith("executorch")) == [
+        f'executorch<1.6,>=1.4.1; extra == "{extra}"' for extra in ("arm", "xnnpack")
     ]
 
 
@@ -67,10 +67,12 @@ def test_make_installs_the_models_of_the_zoo_extra() -> None:
 def test_the_command_and_the_plugins_are_installed() -> None:
     assert [entry.value for entry in entry_points(group="console_scripts", name="pt2qa")] == ["pt2qa.cli:main"]
     plugins = {entry.name: entry.value for entry in entry_points(group="pt2qa.quantizers")}
-    assert plugins == {"x86": "pt2qa_x86:PLUGIN", "xnnpack": "pt2qa_xnnpack:PLUGIN"}
+    assert plugins == {"tosa": "pt2qa_arm:PLUGIN", "x86": "pt2qa_x86:PLUGIN", "xnnpack": "pt2qa_xnnpack:PLUGIN"}
 
 
-@pytest.mark.parametrize("package", ["pt2qa", "quantizers/pt2qa_x86", "quantizers/pt2qa_xnnpack"])
+@pytest.mark.parametrize(
+    "package", ["pt2qa", "quantizers/pt2qa_arm", "quantizers/pt2qa_x86", "quantizers/pt2qa_xnnpack"]
+)
 def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 

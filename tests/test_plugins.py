@@ -86,7 +86,7 @@ HERE = __name__
 def test_installed_plugins_are_found_with_their_default_options() -> None:
     found = available()
     assert set(found) >= {"x86", "xnnpack"}
-    assert unavailable() == {}
+    assert all('pip install "pt2qa[' in reason for reason in unavailable().values())  # of other extras than `make test`
     assert all(plugin.name == name and plugin.summary for name, plugin in found.items())
 
 

@@ -177,6 +177,9 @@ class RuntimeReport(DataReport):
     def _about(self, row: RuntimeRow) -> str:
         off = [f"{name} ({_how_far(row.custom, name)})" for name in row.differ]
         why = f" Cause: {row.cause}." if row.cause else ""
+        ran = [each.name for each in self.runtimes if not each.note]
+        unseen = [name for name in ran if isnan(row.custom[name + LSB]) and isnan(row.custom[name + DB])]
+        why += f" Not observed there: {few(unseen)}." if unseen else ""
         if row.right:
             others = f"{row.right} of {row.right + len(row.differ)} compute what the converted graph says"
             blame = ": its kernel is at fault" if len(off) == 1 else ""

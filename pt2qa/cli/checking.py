@@ -197,6 +197,7 @@ def deploy(
     report: Report
     if len(backends) > 1:
         file = folder / "runtimes.safetensors"
+        click.get_current_context().params["runtimes"] = file  # for what is said to type next
         report = pt2qa.compare_runtimes(pair, batches, backends, metric=given.metric, mask=given.mask)
     elif deployed is not None or program is not None:
         metric = None if deployed is not None and deployed.suffix == ".safetensors" else given.metric

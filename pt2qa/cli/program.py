@@ -138,6 +138,7 @@ def _commands() -> Any:
         analyzing,
         checking,
         measuring,
+        plugging,
         reading,
         starting,
     )

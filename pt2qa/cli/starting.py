@@ -122,6 +122,20 @@ def _asked(option: str, what: str) -> str:
     raise FlowError(f"cannot see {what}: give {option}")
 
 
+def rendered(template: str, **parts: Any) -> str:
+    """A file of text, from its template."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # No page of HTML: the text is Python.
+    environment = Environment(
+        loader=PackageLoader("pt2qa", "cli"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(parts)
+
+
 class _Draft:
     """The parts of a flow file, as text, and what they give when they are run."""
 
@@ -135,17 +149,8 @@ class _Draft:
 
     def text(self) -> str:
         """The flow file."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
-        # No page of HTML: the text is Python.
-        environment = Environment(
-            loader=PackageLoader("pt2qa", "cli"),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            keep_trailing_newline=True,
-        )
         imports = sorted(self.imports, key=lambda line: (line.startswith("from"), line))
-        return environment.get_template("flow.py.jinja").render(folders=self.folders, imports=imports, **self.parts)
+        return rendered("flow.py.jinja", folders=self.folders, imports=imports, **self.parts)
 
     def value(self, *lines: str) -> Any:
         """What the last of some lines gives after the imports."""

@@ -190,7 +190,10 @@ class DeployedProgram(Protocol):
 
     @property
     def delegated(self) -> frozenset[int]:
-        """Handles of the ops that the backend's own kernels compute; all others are left to the fallback."""
+        """Handles of the ops that the backend's own kernels compute; all others are left to the fallback.
+
+        -1 if they compute all ops without a handle, into which a quantizer may have taken others apart.
+        """
 
     @property
     def facts(self) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ _KINDS: Final[dict[str, tuple[str, type, str]]] = {
 def available() -> dict[str, QuantizerPlugin]:
     """The installed plug-ins that load, by name, each with its default options.
 
-    >>> sorted(available())
-    ['x86', 'xnnpack']
+    >>> set(available()) >= {"x86", "xnnpack"}
+    True
     """
     return _load_all(GROUP)[0]
 
@@ -53,8 +53,8 @@ def backends() -> dict[str, Backend]:
 def unavailable() -> dict[str, str]:
     """The installed plug-ins that do not load: name to reason. One broken plug-in never hides the others.
 
-    >>> unavailable()
-    {}
+    >>> "x86" in unavailable()
+    False
     """
     return {name: reason for group in _KINDS for name, reason in _load_all(group)[1].items()}
 
