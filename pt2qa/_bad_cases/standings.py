@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
+from pt2qa._bad_cases.predictions import Prediction
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, key_of
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without
@@ -38,6 +39,7 @@ class Entry:
     note: str = ""
     first_wrong: int = -1
     worst_position: int = -1
+    seen: Prediction = field(default_factory=Prediction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Standing(Mergeable):
     without_number: Count = 0
     reason: str = field(default="", metadata=FIRST)
 
-    def of_batch(self, scores: Scores, output: OutputPair) -> Standing:
-        """That of one batch, number 0."""
+    def of_batch(self, scores: Scores, output: OutputPair, seen: Sequence[Prediction] = ()) -> Standing:
+        """That of one batch, number 0; ``seen`` is what both models predict for each place of the output."""
         if scores.problem:
             return replace(self, without_number=1, reason=scores.problem)
         sign = -1.0 if self.worst == "smallest" else 1.0
@@ -69,7 +71,8 @@ class Standing(Mergeable):
             tier = 1 if not math.isnan(value) else 0 if output.nonfinite(place) else 2
             badness = sign * value if tier == 1 else 0.0
             where = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
-            new.append(Entry(tier, badness, (0, place), max(place, 0), value, note, *where))
+            own = seen[place] if seen and place >= 0 else Prediction()
+            new.append(Entry(tier, badness, (0, place), max(place, 0), value, note, *where, own))
         numbers = [entry.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
         without = [entry.note for entry in new if entry.tier == 2]
@@ -107,7 +110,8 @@ class Standing(Mergeable):
         for rank, entry in enumerate(self.entries, 1):
             note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
             where = entry.first_wrong, entry.worst_position
-            yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note, *where)
+            numbers = rank, entry.value, *entry.key, entry.index
+            yield CaseRow(self.metric, self.output, *numbers, note, *where, **asdict(entry.seen))
 
     def notes(self) -> Iterator[Note]:
         if self.nonfinite:
@@ -123,9 +127,16 @@ Cases = Mapping[CaseKey, tuple[StoredCase, Mapping[str, Array]]]
 
 
 @dataclass(frozen=True, slots=True)
+class _Tier:
+    tier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Listed:
+    """What the row of an entry does not say of it."""
+
     standing: int = 0
-    entry: Entry = field(default_factory=Entry)
+    entry: _Tier = field(default_factory=_Tier)
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ class Found:
         """The fields of a report that follow from it; the standings are in the order of the rankings."""
         ranked = (entry.key for each in standings for entry in each.entries)
         kept = dict.fromkeys(key if key in cases else (key[0], -1) for key in ranked)
-        listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
+        listed = [_Listed(number, _Tier(entry.tier)) for number, each in enumerate(standings) for entry in each.entries]
         return {
             "rows": tuple(row for each in standings for row in each.rows()),
             "rankings": tuple(each.ranking() for each in standings),
@@ -205,10 +216,20 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
 def _standings(report: Any) -> list[Standing]:
     found = unpack(report.sums, "standings", Standing())
     entries: list[list[Entry]] = [[] for _ in found]
-    for each in unpack(report.sums, "entries", _Listed()):
+    listed = unpack(report.sums, "entries", _Listed())
+    if len(listed) != len(report.rows):
+        found_in = f"{len(listed)} cases for {len(report.rows)} rows"
+        raise ReportError(f"the sums of a report do not fit its kind: {found_in}. Make the report again.")
+    for each, row in zip(listed, report.rows, strict=True):
         if not 0 <= each.standing < len(found):
             raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
-        entries[each.standing].append(each.entry)
+        sign = -1.0 if found[each.standing].worst == "smallest" else 1.0
+        badness = sign * row.value if each.entry.tier == 1 else 0.0
+        seen = Prediction(**{each.name: getattr(row, each.name) for each in fields(Prediction)})
+        key, where = (row.batch, row.sample), (row.first_wrong, row.worst_position)
+        entries[each.standing].append(
+            Entry(each.entry.tier, badness, key, row.index, row.value, row.note, *where, seen)
+        )
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]
 
 

@@ -313,7 +313,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     done = _Fix(given, measured_on(given), given.target_of(target), folder, width)
     pair = done.applied(pt2qa.quantize(given.capture(), spec, given.batches))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
-    done.keep("bad-cases", pt2qa.find_bad_cases(pair, done.batches, k=8, mask=given.mask), shown=False)
+    done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
     done.write_page()

@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from operator import length_hint
@@ -24,7 +24,7 @@ from pt2qa.cli.group import file_of, say
 from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
-OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target")
+OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Flow:
 
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
     read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
-    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``sizes`` are those
-    that vary without ``dynamic_shapes`` of the function.
+    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``classes`` are names
+    of the classes.  ``sizes`` are those that vary without ``dynamic_shapes`` of the function.
     """
 
     model: Any
@@ -46,12 +46,17 @@ class Flow:
     metric: Callable[[Any], float] | None = None
     target: Any = None
     mask: str | Callable[[Any], Any] | None = None
+    classes: Sequence[str] | None = None
     sizes: Sizes | None = None
 
     @property
     def same_data(self) -> bool:
         """Whether it measures on the data that it calibrates on."""
         return _data(self.evaluation) is _data(self.batches)
+
+    def bad_cases(self, pair: Any, batches: Any, k: int) -> Any:
+        """The :class:`pt2qa.BadCases` of a pair, with the flow's own names."""
+        return pt2qa.find_bad_cases(pair, batches, k=k, mask=self.mask, classes=self.classes)
 
     def target_of(self, text: str | None) -> Any:
         """The :class:`pt2qa.Target` that ``text`` asks for, or the flow's own; None without one.
@@ -104,9 +109,9 @@ def load_flow(where: str) -> Flow:
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
-    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``).
-    ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs; items of the batches are
-    given their form, see :class:`pt2qa.cli.batches.Fit`.
+    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``,
+    ``classes``).  ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs; items of
+    the batches are given their form, see :class:`pt2qa.cli.batches.Fit`.
     """
     path, name = _split(where)
     function = _function(_module(path), path, name)
@@ -125,7 +130,7 @@ def load_flow(where: str) -> Flow:
     same = other is None or other is given
     evaluation = batches if same else _batches(other, f"{where}: evaluation", inputs_of, fit)
     metric = values["metric"] and _checked(values["metric"], where, path)
-    more = values["dynamic_shapes"], metric, values["target"], values["mask"]
+    more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"]
     flow = Flow(values["model"], args, kwargs, batches, evaluation, *more)
     try:
         flow.target_of(None)
@@ -265,6 +270,10 @@ def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
         "mask": (
             lambda given: isinstance(given, str) or callable(given),
             "the name of an input or a function from a batch to a bool tensor of shape (samples, positions)",
+        ),
+        "classes": (
+            lambda given: isinstance(given, list | tuple) and all(isinstance(name, str) for name in given),
+            "a list of the classes' names, in the order of the model's scores",
         ),
     }
 

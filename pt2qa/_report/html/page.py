@@ -113,7 +113,7 @@ def _column(column: Column, rows: Sequence[Any], shown: bool) -> dict[str, Any]:
         "key": column.name,
         "title": column.title,
         "number": bool(cells) and all(isinstance(value, (int, float)) for value in cells),
-        "shown": shown and set(texts) != {"nan"},
+        "shown": shown and not (texts and {*texts} <= {"nan", ""}),
         "worse": column.worse,
         "low": LOW_SQNR if column.unit == "dB" and column.worse == "smaller" else None,
         "values": values,
