@@ -139,6 +139,7 @@ def _commands() -> Any:
         checking,
         measuring,
         reading,
+        serving,
         starting,
     )
     from pt2qa.cli.group import main
