@@ -125,7 +125,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
     for spec in specs:
         made: dict[str, Any] = {}
         try:
-            for what, report in analyses.of(pt2qa.quantize(capture, spec, flow.batches, overrides=plan)):
+            for what, report in analyses.of(flow.quantized(spec, plan, capture)):
                 analyses.keep(report, what, spec)
                 made[what] = report
                 every.append(report)

@@ -47,12 +47,11 @@ def serve(flow: str, spec: str, overrides: Path | None, port: int) -> None:
 
     The server listens on this machine alone, until Ctrl-C, and answers only to the address that it prints.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    import pt2qa
     from pt2qa._reconfigure.session import Session
 
     given = load_flow(flow).fitted()
     batches = measured_on(given)
-    pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan_in(overrides))
+    pair = given.quantized(spec, plan_in(overrides))
     with Server(Session(pair, batches, metric=given.metric, mask=given.mask), port) as server:
         say(*pair.notes)
         click.echo(f"{server.address} shows {pair.model}, quantized by {pair.quantizer}; Ctrl-C ends it")
