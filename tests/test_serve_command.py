@@ -174,14 +174,14 @@ def test_in_a_browser_one_sets_a_place_and_saves_the_plan(
         });
         ready.observe(document.documentElement, { attributeFilter: ["data-ready", "data-measured"] });"""
     dom = in_browser(server, monkeypatch, tmp_path, actions)
-    noisiest = max(range(len(server.session.places)), key=lambda number: server.session.places[number].noise)
+    noisiest = max(range(len(server.session.facts)), key=lambda number: server.session.facts[number]["noise"])
     expected = server.session.measured([{"place": noisiest, "set": "float"}])["outputs"][0]["sqnr"]
     assert dom.count(f"<b>{expected:.1f} dB</b>") == 2, "now, and converted"
     assert 'class="changed"' in dom
     exported = re.search(r'data-exported="([^"]*)"', dom)
     assert exported is not None
     plan = pt2qa.OverridePlan.from_json(exported[1].replace("&quot;", '"'))
-    assert plan.edits == (pt2qa.Edit("float", tuple(server.session.places[noisiest].name.split(" + "))),)
+    assert plan.edits == (pt2qa.Edit("float", tuple(server.session.facts[noisiest]["name"].split(" + "))),)
     assert re.search(r'<p id="failed" hidden="">', dom)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,16 +14,10 @@ from torch import Tensor
 from pt2qa._bad_cases.case_metrics import OutputPair
 from pt2qa.errors import SelectionError
 
+Prediction: TypeAlias = tuple[str, str, str, float, float]
+"""The last five columns of a row, from ``target`` on."""
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The fields of the same names of :class:`pt2qa.report.CaseRow`."""
-
-    target: str = ""
-    ref_class: str = ""
-    quant_class: str = ""
-    ref_value: float = math.nan
-    quant_value: float = math.nan
+NOTHING: Final[Prediction] = ("", "", "", math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +55,14 @@ def predictions(output: OutputPair, targets: Tensor | None, names: ClassNames) -
     """
     count = len(output.places)
     if output.problem or output.axis is None or output.reference.shape != output.quantized.shape or not count:
-        return [Prediction()] * count
+        return [NOTHING] * count
     reference, quantized = output.rows
     at = list(range(count))
     if output.layout is not None and output.keep is not None:
         at = [first if first >= 0 else worst for first, worst in output.positions]
         place = torch.arange(count), torch.tensor(at).clamp_(min=0)
         if reference.dim() != 3:
-            return [Prediction()] * count
+            return [NOTHING] * count
         reference, quantized = reference[place], quantized[place]
         targets = targets[place] if targets is not None and targets.dim() == 2 else None
     labels = [""] * count
@@ -76,7 +70,7 @@ def predictions(output: OutputPair, targets: Tensor | None, names: ClassNames) -
         classes = reference.shape[1] if reference.dim() == 2 else 0
         labels = [names.name(number, classes) if number >= 0 else "" for number in targets.tolist()]
     return [
-        Prediction(label if ref[0] else "", ref[0], quant[0], ref[1], quant[1]) if number >= 0 else Prediction()
+        (label if ref[0] else "", ref[0], quant[0], ref[1], quant[1]) if number >= 0 else NOTHING
         for number, label, ref, quant in zip(
             at, labels, _predicted(reference, names), _predicted(quantized, names), strict=True
         )

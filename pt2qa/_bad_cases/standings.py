@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
-from pt2qa._bad_cases.predictions import Prediction
+from pt2qa._bad_cases.predictions import NOTHING, Prediction
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, key_of
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without
@@ -23,23 +23,23 @@ CaseKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A sample with its number.
+    """A sample with its number; its row has no rank yet.
 
     Attributes:
         tier: 0 if the quantized model returns NaN or infinities where the reference is finite, 1 for a number, 2 for
             none.  The first is worse than any finite error; the last says nothing, so it is ranked last.
-        badness: the number, with its sign chosen so that large is bad.
     """
 
-    tier: int = 0
-    badness: float = 0.0
-    key: CaseKey = (0, 0)
-    index: int = 0
-    value: float = 0.0
-    note: str = ""
-    first_wrong: int = -1
-    worst_position: int = -1
-    seen: Prediction = field(default_factory=Prediction)
+    tier: int
+    row: CaseRow
+
+    @property
+    def key(self) -> CaseKey:
+        return self.row.batch, self.row.sample
+
+    def badness(self, worst: str) -> float:
+        """The number, with its sign chosen so that large is bad."""
+        return 0.0 if self.tier != 1 else -self.row.value if worst == "smallest" else self.row.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,21 @@ class Standing(Mergeable):
         """That of one batch, number 0; ``seen`` is what both models predict for each place of the output."""
         if scores.problem:
             return replace(self, without_number=1, reason=scores.problem)
-        sign = -1.0 if self.worst == "smallest" else 1.0
         new = []
         for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
             tier = 1 if not math.isnan(value) else 0 if output.nonfinite(place) else 2
-            badness = sign * value if tier == 1 else 0.0
-            where = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
-            own = seen[place] if seen and place >= 0 else Prediction()
-            new.append(Entry(tier, badness, (0, place), max(place, 0), value, note, *where, own))
-        numbers = [entry.value for entry in new if entry.tier == 1]
+            first, lowest = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
+            own = seen[place] if seen and place >= 0 else NOTHING
+            told = "NaN or infinite in the quantized model only" if tier == 0 else note
+            row = CaseRow(self.metric, self.output, 0, value, 0, place, max(place, 0), told, first, lowest, *own)
+            new.append(Entry(tier, row))
+        numbers = [entry.row.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
-        without = [entry.note for entry in new if entry.tier == 2]
+        without = [entry.row.note for entry in new if entry.tier == 2]
         found = replace(
             self,
             # A sample that keeps all its labels is no bad case.
-            entries=tuple(entry for entry in new if self.metric != FLIPS or entry.value > 0),
+            entries=tuple(entry for entry in new if self.metric != FLIPS or entry.row.value > 0),
             values=len(numbers),
             total=math.fsum(finite),
             finite=len(finite),
@@ -91,13 +91,13 @@ class Standing(Mergeable):
 
     def merge(self, later: Standing, batches: int = 0, samples: int = 0) -> Standing:
         """The standing after the batches of both; the later ones are numbered on from these batches and samples."""
-        moved = [
-            replace(entry, key=(batches + entry.key[0], entry.key[1]), index=samples + entry.index)
-            for entry in later.entries
-        ]
+        rows = (
+            replace(each.row, batch=batches + each.row.batch, index=samples + each.row.index) for each in later.entries
+        )
+        moved = map(Entry, (each.tier for each in later.entries), rows)
         both = Mergeable.merge(self, replace(later, entries=tuple(moved)))
         # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
-        entries = sorted(both.entries, key=lambda entry: (entry.tier, -entry.badness))
+        entries = sorted(both.entries, key=lambda entry: (entry.tier, -entry.badness(self.worst)))
         return replace(both, entries=tuple(entries[: self.k]))
 
     def ranking(self) -> Ranking:
@@ -108,10 +108,7 @@ class Standing(Mergeable):
 
     def rows(self) -> Iterator[CaseRow]:
         for rank, entry in enumerate(self.entries, 1):
-            note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
-            where = entry.first_wrong, entry.worst_position
-            numbers = rank, entry.value, *entry.key, entry.index
-            yield CaseRow(self.metric, self.output, *numbers, note, *where, **asdict(entry.seen))
+            yield replace(entry.row, rank=rank)
 
     def notes(self) -> Iterator[Note]:
         if self.nonfinite:
@@ -168,7 +165,7 @@ class Found:
     @property
     def keys(self) -> dict[CaseKey, int]:
         """The cases in any standing, each with its running number."""
-        return {entry.key: entry.index for each in self.standings.values() for entry in each.entries}
+        return {entry.key: entry.row.index for each in self.standings.values() for entry in each.entries}
 
     def fields(
         self, standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
@@ -223,13 +220,7 @@ def _standings(report: Any) -> list[Standing]:
     for each, row in zip(listed, report.rows, strict=True):
         if not 0 <= each.standing < len(found):
             raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
-        sign = -1.0 if found[each.standing].worst == "smallest" else 1.0
-        badness = sign * row.value if each.entry.tier == 1 else 0.0
-        seen = Prediction(**{each.name: getattr(row, each.name) for each in fields(Prediction)})
-        key, where = (row.batch, row.sample), (row.first_wrong, row.worst_position)
-        entries[each.standing].append(
-            Entry(each.entry.tier, badness, key, row.index, row.value, row.note, *where, seen)
-        )
+        entries[each.standing].append(Entry(each.entry.tier, row))
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]
 
 

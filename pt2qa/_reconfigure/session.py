@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pt2qa._ambient import torch_defaults
@@ -22,28 +22,16 @@ from pt2qa.errors import SelectionError
 from pt2qa.overrides.plan import OBSERVERS, Edit, OverridePlan
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Ops that are set together, or an input or output.
-
-    Args:
-        name: of its ops.
-        choices: what it can be set to: an edit, or a range whose ends are chosen.
-        noise: its share of the noise of all sites at the worst output, 0..1.
-        macs: its share of the multiply-accumulates.
-    """
-
-    name: str
-    choices: Mapping[str, Edit | RangeGroup]
-    noise: float
-    macs: float
-
-
 class Session:
     """One pair, its places, and the quality with any of their settings.
 
-    A setting is ``{"place": number, "set": choice}``, for a range with its ends ``low`` and ``high``; a place without
-    one is as it was quantized.
+    A place is ops that are set together. A setting is ``{"place": number, "set": choice}``, for a range with its ends
+    ``low`` and ``high``; a place without one is as it was quantized.
+
+    Attributes:
+        choices: of each place: edits, and ranges whose ends are chosen.
+        facts: what a page shows of each place: its share of the noise of all sites at the worst output and of the
+            multiply-accumulates, 0..1; of a range its ends, and the names of the values that have it.
     """
 
     @torch_defaults
@@ -72,36 +60,22 @@ class Session:
         # What no place makes, such as an input, belongs to the first one that reads it.
         home = {s.index: next((owner[op] for op in (s.name, *s.readers) if op in owner), None) for s in pair.sites}
         groups = () if recipe.qat else groups_in(pair)
-        self.places: list[Place] = []
+        self.choices: list[dict[str, Edit | RangeGroup]] = []
+        self.facts: list[dict[str, Any]] = []
         for number, candidate in enumerate(candidates):
+            ops, known = candidate.edit.ops, base.annotations.ops
+            observed = tuple(op for op in ops if op in known and "observer" in known[op].levels)
+            tried = {f"observer {name}": Edit("observer", observed, name) for name in OBSERVERS if observed}
+            ranges = {f"range of {group.name}": group for group in groups if home[group.sites[0]] == number}
+            can = {name: edit for name, edit in tried.items() if base.annotations.can_take(edit)}
+            self.choices.append({"float": candidate.edit, **can, **ranges})
+            named = {name: dict.fromkeys(pair.sites[site].name for site in each.sites) for name, each in ranges.items()}
+            told = {name: {"ends": ends_of(each.params), "names": list(named[name])} for name, each in ranges.items()}
             made = total_noise(noise, [site for site in home if home[site] == number], outputs)
             share = made[worst] / whole[worst] if made and whole[worst] else 0.0
-            levels = {op: base.annotations.ops[op].levels for op in candidate.edit.ops if op in base.annotations.ops}
-            observed = tuple(op for op, own in levels.items() if "observer" in own)
-            tried = {f"observer {name}": Edit("observer", observed, name) for name in OBSERVERS if observed}
-            choices: dict[str, Edit | RangeGroup] = {"float": candidate.edit}
-            choices |= {name: edit for name, edit in tried.items() if base.annotations.can_take(edit)}
-            choices |= {f"range of {group.name}": group for group in groups if home[group.sites[0]] == number}
-            ops = candidate.edit.ops
-            self.places.append(Place(" + ".join(ops), choices, share, self.costs.macs_of(ops)))
-
-    @property
-    def facts(self) -> list[dict[str, Any]]:
-        """What a page shows of each place; of a range its ends, and the names of the values that have it."""
-
-        def facts(choice: Edit | RangeGroup) -> dict[str, Any]:
-            if isinstance(choice, Edit):
-                return {}
-            names = dict.fromkeys(self.pair.sites[site].name for site in choice.sites)
-            return {"ends": ends_of(choice.params), "names": list(names)}
-
-        return [
-            {
-                **asdict(replace(place, choices={})),
-                "choices": {name: facts(each) for name, each in place.choices.items()},
-            }
-            for place in self.places
-        ]
+            choices = {name: told.get(name, {}) for name in self.choices[-1]}
+            macs = self.costs.macs_of(ops)
+            self.facts.append({"name": " + ".join(ops), "choices": choices, "noise": share, "macs": macs})
 
     def edits(self, settings: Any) -> tuple[Edit, ...]:
         """The edits of some settings: of observers, then of ranges, then those that take ops to float.
@@ -118,18 +92,17 @@ class Session:
         return tuple(sorted(found, key=lambda edit: ("observer", "range", "float").index(edit.kind)))
 
     def _edit(self, setting: Any, number: Any) -> Edit:
-        if type(number) is not int or not 0 <= number < len(self.places):
-            raise SelectionError(f"setting {setting!r:.80}: expected a place from 0 to {len(self.places) - 1}")
-        place, low, high = self.places[number], setting.get("low"), setting.get("high")
-        choice = place.choices.get(str(setting.get("set")))
+        if type(number) is not int or not 0 <= number < len(self.facts):
+            raise SelectionError(f"setting {setting!r:.80}: expected a place from 0 to {len(self.facts) - 1}")
+        choices, low, high = self.choices[number], setting.get("low"), setting.get("high")
+        choice = choices.get(str(setting.get("set")))
         if choice is None:
-            raise SelectionError(f"setting {setting!r:.120}: {place.name} can be set to {', '.join(place.choices)}")
+            name = self.facts[number]["name"]
+            raise SelectionError(f"setting {setting!r:.120}: {name} can be set to {', '.join(choices)}")
         if isinstance(choice, Edit):
             return choice
-        if (
-            not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
-            or not low <= 0 <= high != low
-        ):
+        known = all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
+        if not known or not low <= 0 <= high != low:
             raise SelectionError(f"setting {setting!r:.120}: expected numbers low <= 0 <= high that differ")
         params: Any = with_ends(choice, float(low), float(high))
         return Edit("range", (choice.name,), scale=float(params.scale), zero_point=int(params.zero_point))

@@ -314,9 +314,8 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     make_folder(folder)
     given = load_flow(flow).fitted()
-    before = given.quantized(spec)
-    done = _Fix(flow, given, before.quantizer, measured_on(given), given.target_of(target), folder, width)
-    pair = done.applied(before)
+    done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
+    pair = done.applied(given.quantized(spec))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
     done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
@@ -327,7 +326,8 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     name, report = ("layers", done.reports["layers"]) if kernels is None else ("deployed", kernels)
     measured = kernels is not None and not isnan(kernels.value)
     value, step = (report.value, 1e-3) if measured else (report.sqnr, 1.0)
-    steps = [["git", "apply", str(folder / "flow.patch")]] if done.patched else []
+    patch = str(folder / "flow.patch")
+    steps = [["git", "apply", patch]] if patch in outcome.found()["wrote"] else []
     if isfinite(value):
         least = f"{'value' if measured else 'sqnr'}>={step * floor(value / step):g}"
         steps.append(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least])
@@ -339,13 +339,10 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
 class _Fix:
     """What was found and written so far."""
 
-    def __init__(
-        self, where: str, flow: Flow, quantizer: str, batches: Any, target: Any, folder: Path, width: int | None
-    ) -> None:
-        self.where, self.flow, self.quantizer, self.batches = where, flow, quantizer, batches
-        self.target, self.folder, self.width = target, folder, width
+    def __init__(self, where: str, flow: Flow, batches: Any, target: Any, folder: Path, width: int | None) -> None:
+        self.where, self.flow, self.batches, self.target = where, flow, batches, target
+        self.folder, self.width = folder, width
         self.reports: dict[str, Any] = {}
-        self.patched = False
 
     def applied(self, pair: Any) -> Any:
         """The pair with all that helps, and with a target, with the ops in float that it takes."""
@@ -406,9 +403,7 @@ class _Fix:
         if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
             say("calibrate on data like the evaluation data, as was done here: the batches of the flow are unlike them")
         write(self.folder / "plan.json", pt2qa.OverridePlan(pair.recipe.edits, pair.quantizer, pair.model).save)
-        reason = self._why_no_patch(pair)
-        self.patched = not reason
-        if reason:
+        if reason := self._why_no_patch(pair):
             say(f"no flow.patch: {reason}")
 
     def _why_no_patch(self, pair: Any) -> str:
@@ -417,7 +412,7 @@ class _Fix:
             return "no edit helps, so the plan is empty"
         if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
             return "the remedy is other calibration data, which only you can put into the flow"
-        if pair.quantizer != self.quantizer:
+        if pair.quantizer != self.reports["diagnosis"].quantizer:
             return f"the remedy is another option of the quantizer: -q {pair.quantizer}"
         try:
             made = patch_of(self.where, self.folder / "plan.json")

@@ -73,15 +73,6 @@ class Server(ThreadingHTTPServer):
         self.path = f"/{secrets.token_urlsafe(16)}/"
         self.address = f"http://{self.hosts[0]}{self.path}"
 
-    def answer(self, name: str, settings: Any) -> dict[str, Any]:
-        """What a page gets for the settings that it sends; one at a time, since the model runs on all cores."""
-        with self.busy:
-            if name == "measure":
-                found: dict[str, Any] = self.session.measured(settings)
-                return found
-            plan, converted = self.session.exported(settings)
-            return {"plan": plan.to_json(), "converted": converted}
-
 
 class _Refused(Exception):
     """A request that is not answered: the status, and why."""
@@ -126,10 +117,10 @@ class _Answers(BaseHTTPRequestHandler):
         if name:
             raise _Refused(404, f"there is no {name!r:.80}; a page is at {self.server.address}")
         session = self.server.session
-        scripts = ("start.js", "tables.js", "serve.js")
-        about = {"places": session.facts, "metric": session.metric}
-        title, quantizer = session.pair.model, session.pair.quantizer
-        return rendered("serve.html.jinja", scripts, plain(about), title=title, quantizer=quantizer), "text/html"
+        scripts, pair = ("start.js", "tables.js", "serve.js"), session.pair
+        about = plain({"places": session.facts, "metric": session.metric})
+        parts = {"title": pair.model, "quantizer": pair.quantizer}
+        return rendered("serve.html.jinja", scripts, about, **parts), "text/html"
 
     def _figures(self, name: str) -> tuple[Any, ...]:
         if name not in ("measure", "plan"):
@@ -143,7 +134,12 @@ class _Answers(BaseHTTPRequestHandler):
             settings = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:
             raise _Refused(400, f"the body is not JSON: {error}") from error
-        return (plain(self.server.answer(name, settings)),)
+        session = self.server.session
+        with self.server.busy:  # one at a time: the model runs on all cores
+            if name == "measure":
+                return (plain(session.measured(settings)),)
+            plan, converted = session.exported(settings)
+            return ({"plan": plan.to_json(), "converted": plain(converted)},)
 
     def _send(self, status: int, body: Any, kind: str = "application/json") -> None:
         data = (body if isinstance(body, str) else json.dumps(body, allow_nan=False)).encode()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._bad_cases.case_metrics import OutputPair, output_pairs
-from pt2qa._bad_cases.predictions import ClassNames, Prediction, predictions
+from pt2qa._bad_cases.predictions import NOTHING, ClassNames, predictions
 from pt2qa._report.html import html_page
 from pt2qa._simulator.data import LEADING
 
@@ -21,35 +21,35 @@ V0_2_0 = Path(__file__).parents[1] / "report" / "v0_2_0" / "bad-cases.safetensor
 NAMES = ["crane", "gull", "crane", "owl"]
 
 
-def of(reference: Any, quantized: Any, targets: Any = None, names: list[str] | None = None) -> list[Prediction]:
+def of(reference: Any, quantized: Any, targets: Any = None, names: list[str] | None = None) -> list[Any]:
     (output,) = output_pairs(reference, quantized, 0, len(reference), [], None)
     return predictions(output, None if targets is None else torch.tensor(targets), ClassNames.of(names))
 
 
 def test_scores_give_the_class_with_the_largest_and_names_that_are_there_twice_get_their_number() -> None:
     reference, quantized = torch.tensor([[1.0, 2, 0, 0], [5, 0, 0, 1]]), torch.tensor([[1.5, 1, 0, 0], [0, 0, 4.5, 1]])
-    assert of(reference, quantized) == [Prediction("", "1", "0", 2.0, 1.5), Prediction("", "0", "2", 5.0, 4.5)]
+    assert of(reference, quantized) == [("", "1", "0", 2.0, 1.5), ("", "0", "2", 5.0, 4.5)]
     named = of(reference, quantized, [3, -100], NAMES)
     assert named == [
-        Prediction("owl", "gull", "crane (0)", 2.0, 1.5),
-        Prediction("", "crane (0)", "crane (2)", 5.0, 4.5),
+        ("owl", "gull", "crane (0)", 2.0, 1.5),
+        ("", "crane (0)", "crane (2)", 5.0, 4.5),
     ]
 
 
 def test_a_class_a_number_or_nothing() -> None:
     classes = of(torch.tensor([1, 3]), torch.tensor([1, 0]), [1, 1], NAMES)
-    assert [(each.target, each.ref_class, each.quant_class) for each in classes] == [
+    assert [each[:3] for each in classes] == [
         ("gull", "gull", "gull"),
         ("gull", "owl", "crane (0)"),
     ]
     (number,) = of(torch.tensor([[2.5]]), torch.tensor([[2.0]]), [1])
-    assert (number.target, number.ref_class, number.ref_value, number.quant_value) == ("", "", 2.5, 2.0)
+    assert number == ("", "", "", 2.5, 2.0)
     broken = of(torch.tensor([[1.0, 2.0]]), torch.tensor([[math.nan, 2.0]]))[0]
-    assert (broken.ref_class, broken.quant_class, math.isnan(broken.quant_value)) == ("1", "", True)
+    assert (broken[1], broken[2], math.isnan(broken[4])) == ("1", "", True)
     nothing = [torch.rand(2, 3, 4), torch.rand(2, 3).to(torch.complex64), torch.ones(2, 3, dtype=torch.int64)]
     for value in nothing:
-        assert [each.ref_class or each.quant_class for each in of(value, value)] == ["", ""]
-    assert predictions(OutputPair("output", 3, 4, None, "int is not a tensor"), None, ClassNames()) == [Prediction()]
+        assert [each[1] or each[2] for each in of(value, value)] == ["", ""]
+    assert predictions(OutputPair("output", 3, 4, None, "int is not a tensor"), None, ClassNames()) == [NOTHING]
 
 
 def test_with_a_mask_it_is_the_token_that_goes_wrong_first() -> None:
@@ -59,8 +59,8 @@ def test_with_a_mask_it_is_the_token_that_goes_wrong_first() -> None:
     keep = torch.tensor([[True, True, False], [True, True, True]])
     (output,) = output_pairs(reference, quantized, 0, 2, [LEADING], keep)
     none, wrong = predictions(output, torch.tensor([[4, 4, 4], [4, 3, 4]]), ClassNames())
-    assert none == Prediction() or none.ref_class == none.quant_class
-    assert wrong == Prediction("3", "4", "2", 2.0, 3.0)
+    assert none == NOTHING or none[1] == none[2]
+    assert wrong == ("3", "4", "2", 2.0, 3.0)
 
 
 @pytest.fixture(scope="module")

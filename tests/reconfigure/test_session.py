@@ -94,7 +94,7 @@ def test_ops_in_float_are_simulated_unless_others_get_another_scale_and_noise_is
     assert sum(facts["noise"] for facts in given.facts) == pytest.approx(1.0)
     alone = given.measured([{"place": names.index("c/conv2d"), "set": "float"}])
     assert alone["how"] == "simulated"
-    assert alone["float_macs"] == given.places[names.index("c/conv2d")].macs > 0
+    assert alone["float_macs"] == given.facts[names.index("c/conv2d")]["macs"] > 0
     assert given.measured([{"place": names.index("cat"), "set": "float"}])["how"] == "quantized again"
 
 
@@ -130,5 +130,5 @@ def test_wrong_settings_are_named(settings: Any, told: str) -> None:
 def test_something_must_stay_quantized() -> None:
     given = session("x86")
     with pytest.raises(pt2qa.SelectionError) as caught:
-        given.measured([{"place": number, "set": "float"} for number in range(len(given.places))])
+        given.measured([{"place": number, "set": "float"} for number in range(len(given.facts))])
     assert str(caught.value) == "settings: nothing stays quantized; leave at least one place as it was quantized"
