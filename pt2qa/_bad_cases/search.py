@@ -23,7 +23,7 @@ from pt2qa._bad_cases.case_metrics import (
     count_labels,
     output_pairs,
 )
-from pt2qa._bad_cases.predictions import ClassNames, predictions
+from pt2qa._bad_cases.predictions import check_names, distinct, predictions
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import AS_FLOAT32, AS_REAL, LabelCounts, StoredCase, key_of, stored_dtype
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
@@ -132,7 +132,7 @@ def find_bad_cases(
     state = Feedback.of(pair.quantized, feedback or {})
     data = Data("batches", batches, inputs_of, mask, progress)
     positions, check = data.positions(pair.quantized, pair.program), Verification(pair.graphs)
-    search = _Search(pair, metrics, k, post_process, state, batch_axis, positions, check, ClassNames.of(classes))
+    search = _Search(pair, metrics, k, post_process, state, batch_axis, positions, check, distinct(classes or ()))
     steps = search.steps(_read(data, targets_of, num_steps))
     notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
@@ -170,7 +170,7 @@ class _Search:
     axis: int | None
     positions: Positions | None
     check: Verification
-    classes: ClassNames
+    classes: Sequence[str]
     found: Found = field(default_factory=Found)
     cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
@@ -237,7 +237,7 @@ class _Search:
             layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
         pairs = list(output_pairs(reference, quantized, self.axis, samples, layouts, keep))
         if not self.found.steps:
-            self.classes.check(pairs)
+            check_names(self.classes, pairs)
         seen = {output.name: predictions(output, step.targets, self.classes) for output in pairs}
         scored = [(output, each.name, each.worst, each.scores(output)) for output in pairs for each in self.metrics]
         counts = {}

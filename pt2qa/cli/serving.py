@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
+import traceback
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -88,16 +91,19 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._figures)
 
-    def _answer(self, made: Any) -> None:
+    def _answer(self, made: Callable[[str], tuple[Any, ...]]) -> None:
+        status, answer = 200, tuple[Any, ...]()
         try:
-            self._send(200, *made(self._name()))
+            answer = made(self._name())
         except _Refused as error:
-            self._send(error.args[0], {"error": error.args[1]})
+            status, answer = error.args[0], ({"error": error.args[1]},)
         except Pt2qaError as error:
-            self._send(400, {"error": str(error)})
+            status, answer = 400, ({"error": str(error)},)
         except Exception as error:
-            self._send(500, {"error": f"unexpected {type(error).__name__}: {error}"})
-            raise
+            status, answer = 500, ({"error": f"unexpected {type(error).__name__}: {error}"},)
+            traceback.print_exc()
+        with contextlib.suppress(ConnectionError):  # a page that was closed meanwhile needs no answer
+            self._send(status, *answer)
 
     def _name(self) -> str:
         """What is asked for. A page of another site knows neither host nor path, whatever name leads it here."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._bad_cases.case_metrics import OutputPair, output_pairs
-from pt2qa._bad_cases.predictions import NOTHING, ClassNames, predictions
+from pt2qa._bad_cases.predictions import NOTHING, distinct, predictions
 from pt2qa._report.html import html_page
 from pt2qa._simulator.data import LEADING
 
@@ -23,7 +23,7 @@ NAMES = ["crane", "gull", "crane", "owl"]
 
 def of(reference: Any, quantized: Any, targets: Any = None, names: list[str] | None = None) -> list[Any]:
     (output,) = output_pairs(reference, quantized, 0, len(reference), [], None)
-    return predictions(output, None if targets is None else torch.tensor(targets), ClassNames.of(names))
+    return predictions(output, None if targets is None else torch.tensor(targets), distinct(names or ()))
 
 
 def test_scores_give_the_class_with_the_largest_and_names_that_are_there_twice_get_their_number() -> None:
@@ -49,7 +49,7 @@ def test_a_class_a_number_or_nothing() -> None:
     nothing = [torch.rand(2, 3, 4), torch.rand(2, 3).to(torch.complex64), torch.ones(2, 3, dtype=torch.int64)]
     for value in nothing:
         assert [each[1] or each[2] for each in of(value, value)] == ["", ""]
-    assert predictions(OutputPair("output", 3, 4, None, "int is not a tensor"), None, ClassNames()) == [NOTHING]
+    assert predictions(OutputPair("output", 3, 4, None, "int is not a tensor"), None, ()) == [NOTHING]
 
 
 def test_with_a_mask_it_is_the_token_that_goes_wrong_first() -> None:
@@ -58,7 +58,7 @@ def test_with_a_mask_it_is_the_token_that_goes_wrong_first() -> None:
     quantized[1, 1, 2] = 3.0
     keep = torch.tensor([[True, True, False], [True, True, True]])
     (output,) = output_pairs(reference, quantized, 0, 2, [LEADING], keep)
-    none, wrong = predictions(output, torch.tensor([[4, 4, 4], [4, 3, 4]]), ClassNames())
+    none, wrong = predictions(output, torch.tensor([[4, 4, 4], [4, 3, 4]]), ())
     assert none == NOTHING or none[1] == none[2]
     assert wrong == ("3", "4", "2", 2.0, 3.0)
 
