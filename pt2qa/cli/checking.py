@@ -252,7 +252,7 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) 
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     make_folder(folder)
     given = load_flow(flow).fitted()
-    pair = pt2qa.quantize(given.capture(), spec, given.batches)
+    pair = given.quantized(spec)
     found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
     click.echo(str(found))
     click.echo(f"python {found.save(folder / 'part') / 'run.py'}")
