@@ -206,7 +206,7 @@ def test_show_prints_every_kind_of_report(run, tmp_path):
     CASES.save(tmp_path / "cases.safetensors")
     result = run("show", tmp_path / "cases.safetensors", "--sort", "value", "--csv", tmp_path / "cases.csv")
     assert result.stdout == CASES.text(sort="value", width=100) + "\n"
-    assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,,-1,-1"
+    assert (tmp_path / "cases.csv").read_text().splitlines()[1] == "sqnr,output,1,8.25,0,1,1,,-1,-1,,,,nan,nan"
 
 
 def test_show_prints_the_code_of_a_reconfiguration_alone(run, report, tmp_path):
@@ -568,7 +568,7 @@ def searches(monkeypatch):
     """Stand-ins for the analyses that options ask for."""
     calls = SimpleNamespace(k=[], targets=[], given=[], met=1)
 
-    def find_bad_cases(pair, batches, *, k, mask):
+    def find_bad_cases(pair, batches, *, k, mask, classes):
         calls.k.append(k)
         return replace(CASES, quantizer=pair)
 
@@ -696,7 +696,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
 
 
 def test_an_analysis_that_fails_leaves_the_reports_before_it(run, library, searches, flow, tmp_path, monkeypatch):
-    def fails(pair, batches, *, k, mask):
+    def fails(pair, batches, *, k, mask, classes):
         raise QuantizeError("no output is a tensor")
 
     monkeypatch.setitem(vars(pt2qa), "find_bad_cases", fails)

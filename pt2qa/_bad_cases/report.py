@@ -5,7 +5,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isnan
+from math import inf, isnan, nan
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ LARGEST: Final = 2**32
 """The most bytes that one input may take when its sample is repeated to fill a batch: 4 GiB."""
 
 
-@register("bad-cases", schema=6, oldest=5)
+@register("bad-cases", schema=7, oldest=5)
 @dataclass(frozen=True, slots=True, repr=False)
 class BadCases(ModelReport):
     """The samples on which the quantized model is furthest from the reference, with their inputs.
@@ -154,10 +154,14 @@ class BadCases(ModelReport):
         return rebuild(case.structure, (case.batch, case.sample), self.inputs, case.repeats, max(self.batch_axis, 0))
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
-        """The worst samples of the first ranking, as far as they are pictures, waveforms or tokens."""
-        rows = self.worst() if self.rankings else ()
-        unit = UNITS.get(rows[0].metric, "") if rows else ""
-        return chart_of(rows, self.inputs, max(self.batch_axis, 0), unit)
+        """The worst samples of the first ranking, and those with lost labels, as pictures, waveforms or tokens."""
+        metrics = [ranking.metric for ranking in self.rankings]
+        titles = dict.fromkeys(metrics[:1], "Worst samples")
+        if "flips" in metrics[1:]:
+            titles["flips"] = "Samples that lose their label"
+        axis = max(self.batch_axis, 0)
+        found = (chart_of(t, self.worst(m), self.inputs, axis, UNITS.get(m, "")) for m, t in titles.items())
+        return [chart for charts in found for chart in charts]
 
     def _headline(self) -> str:
         kept = f"{len(self.cases)} cases of {self.samples} samples, {len(self.rankings)} rankings"
@@ -229,7 +233,9 @@ TOKENS: Final = 12
 COLOURS: Final = (1, 3)
 
 
-def chart_of(rows: Sequence[CaseRow], inputs: Mapping[str, Array], axis: int, unit: str) -> list[dict[str, Any]]:
+def chart_of(
+    title: str, rows: Sequence[CaseRow], inputs: Mapping[str, Array], axis: int, unit: str
+) -> list[dict[str, Any]]:
     """A chart of the first rows, worst first, each with the first of its inputs that can be drawn; none if none can.
 
     Batches that are ranked or kept whole are not drawn.
@@ -241,9 +247,24 @@ def chart_of(rows: Sequence[CaseRow], inputs: Mapping[str, Array], axis: int, un
         shapes = (_drawn(each.take(0, axis)) for each in arrays if each.ndim > axis and each.shape[axis])
         found = next((each for each in shapes if each), None)
         if found is not None:
-            drawn.append({"label": f"{row.index}: {number(row.value)}{unit}", **found})
+            label = f"{row.index}: {number(row.value)}{unit}"
+            differs = row.ref_class != row.quant_class
+            drawn.append({"label": label, "lines": list(_predicted(row)), "differs": differs, **found})
     about = "Number and score of each, worst first; its first input that can be drawn, from the smallest value on."
-    return [{"kind": "samples", "title": "Worst samples", "about": about, "samples": drawn}] if drawn else []
+    if any(each["lines"] for each in drawn):
+        about += " Below, what each model predicts: the class with the largest output, and that output."
+    return [{"kind": "samples", "title": title, "about": about, "samples": drawn}] if drawn else []
+
+
+def _predicted(row: CaseRow) -> Iterator[str]:
+    """What both models predict for a sample, and what it is, in a line each."""
+    for side, what, value in (
+        ("float", row.ref_class, row.ref_value),
+        ("quantized", row.quant_class, row.quant_value),
+        ("right", row.target, nan),
+    ):
+        if what or not isnan(value):
+            yield ": ".join(filter(None, [side if isnan(value) else f"{side} {number(value)}", what]))
 
 
 def _drawn(sample: Array) -> dict[str, Any] | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isnan, nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from pt2qa._report import prose
 from pt2qa._report.prose import index
 from pt2qa._report.rows import Row, column
 from pt2qa._report.sums import FIRST, Array, Mergeable
@@ -39,6 +41,14 @@ def _position(value: int) -> str:
     return str(value) if value >= 0 else ""
 
 
+def _score(value: float) -> str:
+    return "" if isnan(value) else prose.number(value)
+
+
+_SEEN: Final[dict[str, Any]] = {"optional": True, "extended": True, "since": 7}
+"""What the columns of predictions have in common."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CaseRow(Row):
     """One bad case in one ranking.
@@ -56,10 +66,18 @@ class CaseRow(Row):
         first_wrong: with a mask, the first position that counts where the quantized model's largest value is another
             than the reference's (the token that goes wrong first), from 0 in the padded batch; -1 if there is none.
         worst_position: with a mask, the position with the lowest SQNR; -1 if there is none.
+        target: with targets, the sample's right class.
+        ref_class: the class that the reference predicts: its name if names were given, else its number.  That is
+            where an output of shape (samples, classes) is largest, or an output of one integer a sample; empty for
+            others.  With a mask, that at the position ``first_wrong``, or else at ``worst_position``.
+        quant_class: the class that the quantized model predicts.
+        ref_value: the reference's output for ``ref_class``, or its only number for the sample; nan for other outputs.
+        quant_value: the quantized model's output for ``quant_class``, or its only number for the sample.
     """
 
     shown: ClassVar[tuple[str, ...]] = (
-        "metric", "output", "rank", "value", "batch", "sample", "index", "first_wrong", "worst_position", "note",
+        "metric", "output", "rank", "value", "batch", "sample", "index", "target", "ref_class",
+        "ref_value", "quant_class", "quant_value", "first_wrong", "worst_position", "note",
     )  # fmt: skip
 
     metric: Annotated[str, column(key=True, importance=0)]
@@ -76,6 +94,11 @@ class CaseRow(Row):
     worst_position: Annotated[
         int, column("worst\nposition", show=_position, importance=3, optional=True, extended=True, since=5)
     ] = -1
+    target: Annotated[str, column("right\nclass", **_SEEN, importance=4, shrinks_to=8)] = ""
+    ref_class: Annotated[str, column("float\nclass", **_SEEN, importance=8, shrinks_to=8)] = ""
+    quant_class: Annotated[str, column("quantized\nclass", **_SEEN, importance=8, shrinks_to=9)] = ""
+    ref_value: Annotated[float, column("float\nscore", **_SEEN, show=_score, worse="", importance=2)] = nan
+    quant_value: Annotated[float, column("quantized\nscore", **_SEEN, show=_score, worse="", importance=2)] = nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,6 +23,7 @@ from pt2qa._bad_cases.case_metrics import (
     count_labels,
     output_pairs,
 )
+from pt2qa._bad_cases.predictions import check_names, distinct, predictions
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import AS_FLOAT32, AS_REAL, LabelCounts, StoredCase, key_of, stored_dtype
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
@@ -71,6 +72,7 @@ def find_bad_cases(
     post_process: Callable[[Any], Any] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     targets_of: Callable[[Any], Any] | None = None,
+    classes: Sequence[str] | None = None,
     mask: Mask | None = None,
     feedback: Mapping[str, str] | None = None,
     batch_axis: int | None = 0,
@@ -97,6 +99,7 @@ def find_bad_cases(
         inputs_of: returns the batch in an item of ``batches``, for loaders that yield ``(input, target)``.
         targets_of: returns an item's integer class targets.  If given, labels that flip are counted, and a ranking
             ``flips`` has the samples that lose the most right labels.
+        classes: names of the classes, in the order of an output's scores; rows then have these in place of numbers.
         mask: which positions count, as in :func:`pt2qa.compare_layers`; the others are in no number and no label.  The
             rows then say at which position of a sample the largest value (the token) is another one first, and which
             position has the lowest SQNR.
@@ -129,7 +132,7 @@ def find_bad_cases(
     state = Feedback.of(pair.quantized, feedback or {})
     data = Data("batches", batches, inputs_of, mask, progress)
     positions, check = data.positions(pair.quantized, pair.program), Verification(pair.graphs)
-    search = _Search(pair, metrics, k, post_process, state, batch_axis, positions, check)
+    search = _Search(pair, metrics, k, post_process, state, batch_axis, positions, check, distinct(classes or ()))
     steps = search.steps(_read(data, targets_of, num_steps))
     notes = accumulate(search, replace(data, batches=steps, inputs_of=None), title="find bad cases", purpose="search")
     if num_steps is not None and search.batches < num_steps and not (notes or search.stopped):
@@ -167,6 +170,7 @@ class _Search:
     axis: int | None
     positions: Positions | None
     check: Verification
+    classes: Sequence[str]
     found: Found = field(default_factory=Found)
     cases: Mapping[CaseKey, CaseBatch] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
@@ -232,6 +236,9 @@ class _Search:
             keep, processed = kept.keep, self.post_process is not None
             layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
         pairs = list(output_pairs(reference, quantized, self.axis, samples, layouts, keep))
+        if not self.found.steps:
+            check_names(self.classes, pairs)
+        seen = {output.name: predictions(output, step.targets, self.classes) for output in pairs}
         scored = [(output, each.name, each.worst, each.scores(output)) for output in pairs for each in self.metrics]
         counts = {}
         if step.targets is not None:
@@ -239,7 +246,9 @@ class _Search:
                 counts[output.name] = own
                 scored.append((output, FLIPS, "largest", scores))
         standings = {
-            (metric, output.name): Standing(metric, output.name, worst, self.k).of_batch(scores, output)
+            (metric, output.name): Standing(metric, output.name, worst, self.k).of_batch(
+                scores, output, seen[output.name]
+            )
             for output, metric, worst, scores in scored
         }
         found = self.found.merge(Found(standings, counts, 1, samples, apart, ranges))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
+from pt2qa._bad_cases.predictions import NOTHING, Prediction
 from pt2qa._bad_cases.rows import CaseRow, LabelCounts, Ranking, StoredCase, key_of
 from pt2qa._report.merging import numbered_on
 from pt2qa._report.notes import Note, joined_notes, notes_without
@@ -22,22 +23,23 @@ CaseKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A sample with its number.
+    """A sample with its number; its row has no rank yet.
 
     Attributes:
         tier: 0 if the quantized model returns NaN or infinities where the reference is finite, 1 for a number, 2 for
             none.  The first is worse than any finite error; the last says nothing, so it is ranked last.
-        badness: the number, with its sign chosen so that large is bad.
     """
 
-    tier: int = 0
-    badness: float = 0.0
-    key: CaseKey = (0, 0)
-    index: int = 0
-    value: float = 0.0
-    note: str = ""
-    first_wrong: int = -1
-    worst_position: int = -1
+    tier: int
+    row: CaseRow
+
+    @property
+    def key(self) -> CaseKey:
+        return self.row.batch, self.row.sample
+
+    def badness(self, worst: str) -> float:
+        """The number, with its sign chosen so that large is bad."""
+        return 0.0 if self.tier != 1 else -self.row.value if worst == "smallest" else self.row.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +61,25 @@ class Standing(Mergeable):
     without_number: Count = 0
     reason: str = field(default="", metadata=FIRST)
 
-    def of_batch(self, scores: Scores, output: OutputPair) -> Standing:
-        """That of one batch, number 0."""
+    def of_batch(self, scores: Scores, output: OutputPair, seen: Sequence[Prediction] = ()) -> Standing:
+        """That of one batch, number 0; ``seen`` is what both models predict for each place of the output."""
         if scores.problem:
             return replace(self, without_number=1, reason=scores.problem)
-        sign = -1.0 if self.worst == "smallest" else 1.0
         new = []
         for place, value, note in zip(scores.places, scores.numbers, scores.notes, strict=True):
             tier = 1 if not math.isnan(value) else 0 if output.nonfinite(place) else 2
-            badness = sign * value if tier == 1 else 0.0
-            where = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
-            new.append(Entry(tier, badness, (0, place), max(place, 0), value, note, *where))
-        numbers = [entry.value for entry in new if entry.tier == 1]
+            first, lowest = (-1, -1) if place < 0 or output.layout is None else output.positions[place]
+            own = seen[place] if seen and place >= 0 else NOTHING
+            told = "NaN or infinite in the quantized model only" if tier == 0 else note
+            row = CaseRow(self.metric, self.output, 0, value, 0, place, max(place, 0), told, first, lowest, *own)
+            new.append(Entry(tier, row))
+        numbers = [entry.row.value for entry in new if entry.tier == 1]
         finite = [number for number in numbers if math.isfinite(number)]
-        without = [entry.note for entry in new if entry.tier == 2]
+        without = [entry.row.note for entry in new if entry.tier == 2]
         found = replace(
             self,
             # A sample that keeps all its labels is no bad case.
-            entries=tuple(entry for entry in new if self.metric != FLIPS or entry.value > 0),
+            entries=tuple(entry for entry in new if self.metric != FLIPS or entry.row.value > 0),
             values=len(numbers),
             total=math.fsum(finite),
             finite=len(finite),
@@ -88,13 +91,13 @@ class Standing(Mergeable):
 
     def merge(self, later: Standing, batches: int = 0, samples: int = 0) -> Standing:
         """The standing after the batches of both; the later ones are numbered on from these batches and samples."""
-        moved = [
-            replace(entry, key=(batches + entry.key[0], entry.key[1]), index=samples + entry.index)
-            for entry in later.entries
-        ]
+        rows = (
+            replace(each.row, batch=batches + each.row.batch, index=samples + each.row.index) for each in later.entries
+        )
+        moved = map(Entry, (each.tier for each in later.entries), rows)
         both = Mergeable.merge(self, replace(later, entries=tuple(moved)))
         # Sorting is stable and earlier entries come first, so ties go to the earlier sample.
-        entries = sorted(both.entries, key=lambda entry: (entry.tier, -entry.badness))
+        entries = sorted(both.entries, key=lambda entry: (entry.tier, -entry.badness(self.worst)))
         return replace(both, entries=tuple(entries[: self.k]))
 
     def ranking(self) -> Ranking:
@@ -105,9 +108,7 @@ class Standing(Mergeable):
 
     def rows(self) -> Iterator[CaseRow]:
         for rank, entry in enumerate(self.entries, 1):
-            note = "NaN or infinite in the quantized model only" if entry.tier == 0 else entry.note
-            where = entry.first_wrong, entry.worst_position
-            yield CaseRow(self.metric, self.output, rank, entry.value, *entry.key, entry.index, note, *where)
+            yield replace(entry.row, rank=rank)
 
     def notes(self) -> Iterator[Note]:
         if self.nonfinite:
@@ -123,9 +124,16 @@ Cases = Mapping[CaseKey, tuple[StoredCase, Mapping[str, Array]]]
 
 
 @dataclass(frozen=True, slots=True)
+class _Tier:
+    tier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Listed:
+    """What the row of an entry does not say of it."""
+
     standing: int = 0
-    entry: Entry = field(default_factory=Entry)
+    entry: _Tier = field(default_factory=_Tier)
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class Found:
     @property
     def keys(self) -> dict[CaseKey, int]:
         """The cases in any standing, each with its running number."""
-        return {entry.key: entry.index for each in self.standings.values() for entry in each.entries}
+        return {entry.key: entry.row.index for each in self.standings.values() for entry in each.entries}
 
     def fields(
         self, standings: Sequence[Standing], cases: Cases, notes: Sequence[str], settings: Mapping[str, str]
@@ -165,7 +173,7 @@ class Found:
         """The fields of a report that follow from it; the standings are in the order of the rankings."""
         ranked = (entry.key for each in standings for entry in each.entries)
         kept = dict.fromkeys(key if key in cases else (key[0], -1) for key in ranked)
-        listed = [_Listed(number, entry) for number, each in enumerate(standings) for entry in each.entries]
+        listed = [_Listed(number, _Tier(entry.tier)) for number, each in enumerate(standings) for entry in each.entries]
         return {
             "rows": tuple(row for each in standings for row in each.rows()),
             "rankings": tuple(each.ranking() for each in standings),
@@ -205,10 +213,14 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
 def _standings(report: Any) -> list[Standing]:
     found = unpack(report.sums, "standings", Standing())
     entries: list[list[Entry]] = [[] for _ in found]
-    for each in unpack(report.sums, "entries", _Listed()):
+    listed = unpack(report.sums, "entries", _Listed())
+    if len(listed) != len(report.rows):
+        found_in = f"{len(listed)} cases for {len(report.rows)} rows"
+        raise ReportError(f"the sums of a report do not fit its kind: {found_in}. Make the report again.")
+    for each, row in zip(listed, report.rows, strict=True):
         if not 0 <= each.standing < len(found):
             raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
-        entries[each.standing].append(each.entry)
+        entries[each.standing].append(Entry(each.entry.tier, row))
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]
 
 

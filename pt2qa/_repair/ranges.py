@@ -230,8 +230,7 @@ def _between(group: RangeGroup, other: QuantParams, exponent: float) -> QuantPar
     if group.symmetric:
         return replace(own, scale=_power(float(own.scale), float(other.scale), exponent))  # type: ignore[arg-type]
     low, high = (_power(*each, exponent) for each in zip(ends_of(own), ends_of(other), strict=True))
-    found = fitted(low, high, own.quant_min, own.quant_max)
-    return replace(own, scale=found.scale, zero_point=found.zero_point)
+    return with_ends(group, low, high)
 
 
 def moved(group: RangeGroup, before: tuple[float, float], after: tuple[float, float]) -> QuantParams:
@@ -244,6 +243,14 @@ def moved(group: RangeGroup, before: tuple[float, float], after: tuple[float, fl
         own_end * end / whole if whole else own_end
         for own_end, whole, end in zip(ends_of(own), before, after, strict=True)
     )
+    return with_ends(group, low, high)
+
+
+def with_ends(group: RangeGroup, low: float, high: float) -> QuantParams:
+    """The group's parameters with another range; a symmetric one reaches as far as its longer end on both sides."""
+    own = group.params
+    if group.symmetric:
+        return replace(own, scale=2 * max(-low, high) / (own.quant_max - own.quant_min))
     found = fitted(low, high, own.quant_min, own.quant_max)
     return replace(own, scale=found.scale, zero_point=found.zero_point)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pt2qa._printable import clean, clean_lines, question
 from pt2qa._report.charts import Drawing, drawings, of_rows
-from pt2qa._report.prose import few, shorten_names
+from pt2qa._report.prose import few, shorten, shorten_names
 from pt2qa._report.rows import cell
 from pt2qa.errors import ReportError
 
@@ -183,7 +183,9 @@ def _samples(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
             ax.text(left + 0.05, 0.5, _text(each["text"]), fontsize="xx-small", wrap=True)
     ax.set(xlim=(0, len(samples)), ylim=(0, 1), aspect="equal", yticks=[])
     ax.set_xticks(
-        [left + 0.5 for left in range(len(samples))], [_text(each["label"]) for each in samples], fontsize="xx-small"
+        [left + 0.5 for left in range(len(samples))],
+        ["\n".join(_text(shorten(line, 24)) for line in (each["label"], *each["lines"])) for each in samples],
+        fontsize="xx-small",
     )
 
 

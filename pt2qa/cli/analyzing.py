@@ -125,7 +125,7 @@ def _analyze_each(where: str, analyses: _Analyses, specs: Sequence[str], plan: A
     for spec in specs:
         made: dict[str, Any] = {}
         try:
-            for what, report in analyses.of(pt2qa.quantize(capture, spec, flow.batches, overrides=plan)):
+            for what, report in analyses.of(flow.quantized(spec, plan, capture)):
                 analyses.keep(report, what, spec)
                 made[what] = report
                 every.append(report)
@@ -197,7 +197,7 @@ class _Analyses:
         yield "layers", pt2qa.compare_layers(pair, self.batches, mask=self.flow.mask)
         yield "weights", pt2qa.compare_weights(pair)
         if self.bad_cases is not None:
-            yield "bad-cases", pt2qa.find_bad_cases(pair, self.batches, k=self.bad_cases, mask=self.flow.mask)
+            yield "bad-cases", self.flow.bad_cases(pair, self.batches, self.bad_cases)
         if self.deploys:
             kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
             if kernels is None:

@@ -25,7 +25,8 @@ from pt2qa.cli import options, outcome
 from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.flow import Flow, load_flow, measured_on
 from pt2qa.cli.group import main, say, say_next, write
-from pt2qa.errors import DeploymentError, Pt2qaError, ReportError
+from pt2qa.cli.patching import patch_of
+from pt2qa.errors import DeploymentError, FlowError, Pt2qaError, ReportError
 
 
 @main.command()
@@ -94,6 +95,8 @@ def check(
     loaded = load_flow(flow).fitted() if calibrate else load_flow(flow)
     asked["rules"] = asked["rules"] or None
     shapes = {"dynamic_shapes": loaded.dynamic_shapes}
+    if spec is not None and loaded.overrides is not None:
+        say("annotations are checked without the overrides of the flow; --calibrate also checks the model with them")
     findings = pt2qa.check(loaded.model, loaded.args, kwargs=loaded.kwargs, quantizer=spec, **shapes, **asked)
     pair = None
     if calibrate and findings.error_count:
@@ -101,7 +104,7 @@ def check(
     elif calibrate:
         if loaded.mask is not None:
             say("check ignores the mask: it checks ops at all positions, padding included")
-        pair = pt2qa.quantize(loaded.capture(), spec, loaded.batches)
+        pair = loaded.quantized(str(spec))
         findings = pt2qa.check(pair, model=loaded.model, batches=measured_on(loaded), **asked).joined(findings)
     if text is not None:
         reports: list[Report] = [findings]
@@ -191,7 +194,7 @@ def deploy(
         raise click.UsageError("give one --backend with --deployed or --program: several lower the model anew")
     make_folder(folder)
     given = load_flow(flow).fitted()
-    pair = pt2qa.quantize(given.capture(), spec, given.batches)
+    pair = given.quantized(spec)
     common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
     batches, file = measured_on(given), folder / "deployed.safetensors"
     report: Report
@@ -250,7 +253,7 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) 
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     make_folder(folder)
     given = load_flow(flow).fitted()
-    pair = pt2qa.quantize(given.capture(), spec, given.batches)
+    pair = given.quantized(spec)
     found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
     click.echo(str(found))
     click.echo(f"python {found.save(folder / 'part') / 'run.py'}")
@@ -303,6 +306,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     \b
       DIR/quantizer.py     quantizes the model so, in any export flow
       DIR/plan.json        the edits, for --overrides of other commands
+      DIR/flow.patch       for git apply: the flow with the plan, where its function returns a dict or a tuple
       DIR/program          the lowered model, if the backend can write it
       DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors
 
@@ -311,10 +315,10 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     make_folder(folder)
     given = load_flow(flow).fitted()
-    done = _Fix(given, measured_on(given), given.target_of(target), folder, width)
-    pair = done.applied(pt2qa.quantize(given.capture(), spec, given.batches))
+    done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
+    pair = done.applied(given.quantized(spec))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
-    done.keep("bad-cases", pt2qa.find_bad_cases(pair, done.batches, k=8, mask=given.mask), shown=False)
+    done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
     done.write_page()
@@ -323,9 +327,12 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     name, report = ("layers", done.reports["layers"]) if kernels is None else ("deployed", kernels)
     measured = kernels is not None and not isnan(kernels.value)
     value, step = (report.value, 1e-3) if measured else (report.sqnr, 1.0)
+    patch = str(folder / "flow.patch")
+    steps = [["git", "apply", patch]] if patch in outcome.found()["wrote"] else []
     if isfinite(value):
         least = f"{'value' if measured else 'sqnr'}>={step * floor(value / step):g}"
-        say_next(shlex.join(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least]))
+        steps.append(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least])
+    say_next(*map(shlex.join, steps))
     if reasons:
         raise click.exceptions.Exit(1)
 
@@ -333,8 +340,9 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
 class _Fix:
     """What was found and written so far."""
 
-    def __init__(self, flow: Flow, batches: Any, target: Any, folder: Path, width: int | None) -> None:
-        self.flow, self.batches, self.target, self.folder, self.width = flow, batches, target, folder, width
+    def __init__(self, where: str, flow: Flow, batches: Any, target: Any, folder: Path, width: int | None) -> None:
+        self.where, self.flow, self.batches, self.target = where, flow, batches, target
+        self.folder, self.width = folder, width
         self.reports: dict[str, Any] = {}
 
     def applied(self, pair: Any) -> Any:
@@ -396,6 +404,23 @@ class _Fix:
         if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
             say("calibrate on data like the evaluation data, as was done here: the batches of the flow are unlike them")
         write(self.folder / "plan.json", pt2qa.OverridePlan(pair.recipe.edits, pair.quantizer, pair.model).save)
+        if reason := self._why_no_patch(pair):
+            say(f"no flow.patch: {reason}")
+
+    def _why_no_patch(self, pair: Any) -> str:
+        """Writes a patch of the flow after which it quantizes so; else says why there is none."""
+        if not pair.recipe.edits:
+            return "no edit helps, so the plan is empty"
+        if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
+            return "the remedy is other calibration data, which only you can put into the flow"
+        if pair.quantizer != self.reports["diagnosis"].quantizer:
+            return f"the remedy is another option of the quantizer: -q {pair.quantizer}"
+        try:
+            made = patch_of(self.where, self.folder / "plan.json")
+        except FlowError as error:
+            return str(error)
+        write(self.folder / "flow.patch", partial(write_atomic, content=made))
+        return ""
 
     def write_page(self) -> None:
         from pt2qa._report.html import write_html

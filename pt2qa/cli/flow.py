@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from operator import length_hint
@@ -20,11 +20,11 @@ from typing import Any, Final
 import pt2qa
 from pt2qa._printable import question
 from pt2qa.cli.batches import Fit, Inputs, Part, Sizes, as_call, sizes_of
-from pt2qa.cli.group import file_of, say
+from pt2qa.cli.group import file_of, plan_in, say
 from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
-OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target")
+OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes", "overrides")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class Flow:
 
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
     read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
-    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``sizes`` are those
-    that vary without ``dynamic_shapes`` of the function.
+    ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``classes`` are names
+    of the classes, ``overrides`` a plan for the quantizer that it was made for.  ``sizes`` are those that vary without
+    ``dynamic_shapes`` of the function.
     """
 
     model: Any
@@ -46,12 +47,32 @@ class Flow:
     metric: Callable[[Any], float] | None = None
     target: Any = None
     mask: str | Callable[[Any], Any] | None = None
+    classes: Sequence[str] | None = None
+    overrides: Any = None
     sizes: Sizes | None = None
 
     @property
     def same_data(self) -> bool:
         """Whether it measures on the data that it calibrates on."""
         return _data(self.evaluation) is _data(self.batches)
+
+    def plan_for(self, spec: str, plan: Any = None) -> Any:
+        """A plan, or else the flow's own, if that was made for this quantizer; else None, which it says."""
+        from pt2qa.plugins import describe, resolve
+
+        own = self.overrides
+        if plan is not None or own is None or own.quantizer in ("", describe(resolve(spec))):
+            return own if plan is None else plan
+        return say(f"the overrides of the flow are for {own.quantizer}, and are not applied to {spec}")
+
+    def quantized(self, spec: str, plan: Any = None, capture: Any = None) -> Any:
+        """The pair of a quantizer, with a plan or the flow's own."""
+        plan = self.plan_for(spec, plan)
+        return pt2qa.quantize(self.capture() if capture is None else capture, spec, self.batches, overrides=plan)
+
+    def bad_cases(self, pair: Any, batches: Any, k: int) -> Any:
+        """The :class:`pt2qa.BadCases` of a pair, with the flow's own names."""
+        return pt2qa.find_bad_cases(pair, batches, k=k, mask=self.mask, classes=self.classes)
 
     def target_of(self, text: str | None) -> Any:
         """The :class:`pt2qa.Target` that ``text`` asks for, or the flow's own; None without one.
@@ -104,11 +125,11 @@ def load_flow(where: str) -> Flow:
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
-    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``).
-    ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword inputs; items of the batches are
-    given their form, see :class:`pt2qa.cli.batches.Fit`.
+    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``,
+    ``classes``, ``overrides``).  ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword
+    inputs; items of the batches are given their form, see :class:`pt2qa.cli.batches.Fit`.
     """
-    path, name = _split(where)
+    path, name = file_and_function(where)
     function = _function(_module(path), path, name)
     try:
         result = function()
@@ -125,7 +146,10 @@ def load_flow(where: str) -> Flow:
     same = other is None or other is given
     evaluation = batches if same else _batches(other, f"{where}: evaluation", inputs_of, fit)
     metric = values["metric"] and _checked(values["metric"], where, path)
-    more = values["dynamic_shapes"], metric, values["target"], values["mask"]
+    plan = values["overrides"]
+    if plan is not None and not isinstance(plan, pt2qa.OverridePlan):
+        plan = plan_in(path.parent / plan)
+    more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan
     flow = Flow(values["model"], args, kwargs, batches, evaluation, *more)
     try:
         flow.target_of(None)
@@ -187,7 +211,8 @@ def _data(batches: Any) -> Any:
     return getattr(batches, "dataset", batches)
 
 
-def _split(where: str) -> tuple[Path, str]:
+def file_and_function(where: str) -> tuple[Path, str]:
+    """The file in ``FLOW.py:function``, and the function; without one, ``flow``."""
     path = file_of(where)
     name = where[len(path) + 1 :] if len(path) < len(where) else "flow"
     if (not path.endswith(".py") and not Path(path).is_file()) or not name.isidentifier():
@@ -265,6 +290,14 @@ def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
         "mask": (
             lambda given: isinstance(given, str) or callable(given),
             "the name of an input or a function from a batch to a bool tensor of shape (samples, positions)",
+        ),
+        "classes": (
+            lambda given: isinstance(given, list | tuple) and all(isinstance(name, str) for name in given),
+            "a list of the classes' names, in the order of the model's scores",
+        ),
+        "overrides": (
+            lambda given: isinstance(given, str | os.PathLike | pt2qa.OverridePlan),
+            "a pt2qa.OverridePlan, or the file of one, from the folder of the flow",
         ),
     }
 

@@ -65,7 +65,7 @@ def profile(flow: str, spec: str | None, file: Path | None, printing: options.Pr
     with own_part(flow) as (given, writes):
         subject: Any = given.capture()
         if spec is not None:
-            subject = pt2qa.quantize(subject, spec, given.batches)
+            subject = given.quantized(spec, capture=subject)
         batches = given.evaluation if spec is None else measured_on(given)
         report = pt2qa.profile(subject, batches, mask=given.mask, **asked)
     if writes:
@@ -112,7 +112,7 @@ def repair(
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     before = plan_in(overrides)
     given = load_flow(flow).fitted()
-    pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=before)
+    pair = given.quantized(spec, before)
     report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
     write(plan, report.plan.save)
     write(code, report.save_code)
@@ -138,6 +138,8 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: option
       pt2qa compare flow.py -q xnnpack -q xnnpack:per_channel=false -q x86:mode=dynamic
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     with own_part(flow) as (given, writes):
+        if given.overrides is not None:
+            say("the overrides of the flow are left out: quantizers are compared as they are")
         report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), mask=given.mask)
     if not writes:
         return
@@ -198,7 +200,7 @@ def sensitivity(
     if before is not None and not isinstance(before, pt2qa.SensitivityReport):
         raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
     with own_part(flow) as (given, writes):
-        pair = pt2qa.quantize(given.capture(), spec, given.batches, overrides=plan)
+        pair = given.quantized(spec, plan)
         report = pt2qa.sensitivity(pair, measured_on(given), mask=given.mask, resume=before, **asked)
     if writes:
         printing.deliver(report, file)
@@ -322,9 +324,9 @@ def list_annotations(
     given = load_flow(flow).fitted() if calibrate else load_flow(flow)
     capture = given.capture()
     if calibrate:
-        report = pt2qa.annotations(pt2qa.quantize(capture, spec, given.batches, overrides=plan))
+        report = pt2qa.annotations(given.quantized(spec, plan, capture))
     else:
-        report = pt2qa.annotations(capture, spec, qat=qat, overrides=plan)
+        report = pt2qa.annotations(capture, spec, qat=qat, overrides=given.plan_for(spec, plan))
     printing.deliver(report, file)
 
 

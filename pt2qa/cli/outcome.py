@@ -44,6 +44,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
         "pt2qa repair {flow} -q {spec} --plan plan.json",
     ),
     "sensitivity": ("pt2qa repair {flow} -q {spec} --plan plan.json",),
+    "serve": ("pt2qa analyze {flow} -q {spec} --overrides plan.json -o reports",),
     "show": ("pt2qa html {report} -o report.html",),
 }
 """By command, what follows: the first of which all parts were given."""

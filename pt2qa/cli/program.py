@@ -140,6 +140,7 @@ def _commands() -> Any:
         measuring,
         plugging,
         reading,
+        serving,
         starting,
     )
     from pt2qa.cli.group import main

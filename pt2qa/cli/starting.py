@@ -222,9 +222,12 @@ class _Draft:
             lines = [f"{made}.dataset" if loader else made]
         samples = self.value(*lines)
         self.parts |= {"lines": lines[:-1], "samples": lines[-1], "random": source is None, **_parts_of(samples[0])}
-        if classes := getattr(samples, "classes", ()):  # of a folder of pictures
+        classes = getattr(samples, "classes", ())  # of a folder of pictures
+        self.parts["classes"] = classes
+        if classes:
             scores = self.net(samples[0][0][None]).shape[-1]
             if scores != len(classes):
+                self.parts["classes"] = ()
                 say(f"{source} has {len(classes)} classes and the model {scores}, so no accuracy is measured")
                 self.parts["label"] = ""
 

@@ -178,8 +178,18 @@ class Annotations:
         return {point: values[first] for point, first in self.groups.items()}
 
     def has_scales_of(self, before: Annotations) -> bool:
-        """Whether what is rounded here has the scales that it has with other annotations of the model."""
-        return all(before.shared.get(point) == values for point, values in self.shared.items())
+        """Whether what is rounded here has the scales that it has with other annotations of the model.
+
+        Where points of one group have other observers, torchao takes that of the first.
+        """
+        firsts = {first: before.groups.get(point) for point, first in self.groups.items()}
+        return all(before.shared.get(point) == values for point, values in self.shared.items()) and all(
+            old is not None and self.resolved(new) == before.resolved(old) for new, old in firsts.items()
+        )
+
+    def resolved(self, point: Point) -> SpecFacts | None:
+        """The same as :meth:`facts`; None where references lead to no spec."""
+        return None if root_of(self.specs, point) is None else self.facts(point)
 
     @functools.cached_property
     def points_by_name(self) -> tuple[Mapping[str, Sequence[Point]], Mapping[str, Sequence[tuple[int, Point]]]]:

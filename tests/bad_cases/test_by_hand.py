@@ -27,7 +27,7 @@ from pt2qa._bad_cases.case_metrics import (
 )
 from pt2qa._bad_cases.rows import LabelCounts, check_structure, rebuild, stored_dtype
 from pt2qa._bad_cases.search import CaseBatch, Feedback, copied, cut, stored
-from pt2qa._bad_cases.standings import Entry, Found, Standing
+from pt2qa._bad_cases.standings import Found, Standing
 from pt2qa._simulator.data import LEADING, Layout
 from pt2qa.report import BadCases, CaseRow, Environment, Ranking, StoredCase
 
@@ -312,7 +312,7 @@ def standing(numbers: list[float], worst: Any = "largest", k: int = 2, metric: s
 def test_ranks_of_one_batch_and_what_is_counted() -> None:
     found = standing([3.0, nan, 5.0])
     # The quantized model alone is infinite in sample 1, which is worst of all.
-    assert [(entry.key, entry.value, entry.tier) for entry in found.entries][1:] == [((0, 2), 5.0, 1)]
+    assert [(entry.key, entry.row.value, entry.tier) for entry in found.entries][1:] == [((0, 2), 5.0, 1)]
     assert (found.entries[0].key, found.entries[0].tier) == ((0, 1), 0)
     assert (found.values, found.total, found.finite, found.nonfinite, found.without_number) == (2, 8.0, 2, 1, 0)
     last = standing([nan, 4.0, nan], k=3)
@@ -339,7 +339,10 @@ def test_ranks_of_one_batch_and_what_is_counted() -> None:
 def test_later_batches_are_numbered_on() -> None:
     first, second = standing([3.0, 4.0, 1.0]), standing([9.0, 4.0, 2.0])
     both = first.merge(second, batches=2, samples=5)
-    assert [(entry.key, entry.index, entry.value) for entry in both.entries] == [((2, 0), 5, 9.0), ((0, 1), 1, 4.0)]
+    assert [(entry.key, entry.row.index, entry.row.value) for entry in both.entries] == [
+        ((2, 0), 5, 9.0),
+        ((0, 1), 1, 4.0),
+    ]
     assert (both.values, both.total, both.k) == (6, 23.0, 2)
     rows = list(both.rows())
     assert [(row.rank, row.batch, row.sample, row.index, row.value, row.note) for row in rows] == [
@@ -351,12 +354,11 @@ def test_later_batches_are_numbered_on() -> None:
     whole = Standing("own", "output", "largest", 1).of_batch(
         Scores([-1], [2.0], [""]), OutputPair("output", torch.ones(2), torch.ones(2), None)
     )
-    assert (whole.entries[0].key, whole.entries[0].index) == ((0, -1), 0)
+    assert (whole.entries[0].key, whole.entries[0].row.index) == ((0, -1), 0)
     found = Found({("own", "output"): first}, {}, 2, 5).merge(Found({("own", "output"): second}, {}, 3, 7))
     assert (found.steps, found.samples) == (5, 12)
     assert found.keys == {(2, 0): 5, (0, 1): 1}
     assert found.standings["own", "output"].entries == both.entries
-    assert Entry() == Entry(0, 0.0, (0, 0), 0, 0.0, "", -1, -1)
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------

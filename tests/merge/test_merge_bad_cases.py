@@ -27,6 +27,7 @@ def with_targets(batches: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
             "metric": ["sqnr", "l1", "flips"],
             "inputs_of": lambda item: item[0],
             "targets_of": lambda item: item[1],
+            "classes": ["crane", "gull", "crane", "owl"],
         },
         {"k": 20, "metric": "kl", "inputs_of": lambda item: item[0]},
         {"k": 2, "batch_axis": None, "inputs_of": lambda item: item[0]},
@@ -43,6 +44,7 @@ def test_shards_give_what_one_search_gives(
     data = with_targets([*batches[:3], not_finite, *batches[3:]])
     merged, whole = merged_from_files(searched, random_shards(data, seed), tmp_path)
     assert str(merged) == str(whole)
+    assert merged.csv(extended=True) == whole.csv(extended=True)
     assert merged.inputs.keys() == whole.inputs.keys()
     for name, array in whole.inputs.items():
         np.testing.assert_array_equal(merged.inputs[name], array)

@@ -95,7 +95,7 @@ def test_every_kind_is_shown_in_every_view(kind: str) -> None:
     use(report, report, random.Random(0), every=True)
     page = Page(html_page(report))
     assert page.open == []
-    assert len(page.of("script")) == 5
+    assert len(page.of("script")) == 6
     assert "<script" not in notebook_html(report)
     shown = [text for section in page.data for table in section["tables"] for text in values_of(table)]
     if "name" in {column.name for column in columns_of(report.row_type())}:

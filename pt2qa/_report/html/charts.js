@@ -200,14 +200,19 @@ class Chart {
   }
 
   samples() {
-    const side = 112, cell = side + 16, across = Math.max(1, Math.floor(this.width / cell)), { samples } = this.data;
-    this.size(Math.ceil(samples.length / across) * (side + 30));
-    samples.forEach(({ label, png, line, text, width, height }, i) => {
-      const left = (i % across) * cell, top = Math.floor(i / across) * (side + 30), factor = side / Math.max(width, height);
+    const { samples } = this.data, rows = Math.max(...samples.map(each => each.lines.length));
+    const side = 112, cell = side + (rows ? 44 : 16), high = side + 30 + 16 * rows, across = Math.max(1, Math.floor(this.width / cell)), letters = Math.floor(cell / 7);
+    this.size(Math.ceil(samples.length / across) * high);
+    samples.forEach(({ label, lines, differs, png, line, text, width, height }, i) => {
+      const left = (i % across) * cell, top = Math.floor(i / across) * high, factor = side / Math.max(width, height);
       if (png) this.add("image", { x: left, y: top, width: width * factor, height: height * factor, href: `data:image/png;base64,${png}` });
       if (line) this.add("path", { d: "M" + line.map((value, at) => `${(left + (at * side) / (line.length - 1)).toFixed(1)} ${(top + side * (1 - value)).toFixed(1)}`).join("L"), style: "stroke:var(--s0);fill:none" });
       if (text) text.split(" ").forEach((token, at) => this.add("text", { class: "label", x: left + (at % 3) * 38, y: top + 16 + Math.floor(at / 3) * 18 }, token));
       this.add("text", { x: left, y: top + side + 16 }, label);
+      lines.forEach((each, at) => {
+        const short = each.length > letters ? each.slice(0, letters - 1) + "…" : each;
+        this.add("text", { class: differs && at === 1 ? "differs" : "label", x: left, y: top + side + 32 + 16 * at }, short).append(shape("title", {}, each));
+      });
     });
   }
 

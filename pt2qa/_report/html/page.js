@@ -2,20 +2,6 @@
 // Puts tables and charts into their sections, and follows the address: report.html#sort=sqnr&filter=conv&theme=dark
 // with table=<report>.<field>, such as report-2.rows, where it is not the first table; order=desc; all=1.
 
-function useTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-}
-
-const SYSTEM = matchMedia("(prefers-color-scheme: dark)");
-let chosen = "";
-const followSystem = () => chosen || useTheme(SYSTEM.matches ? "dark" : "light");
-SYSTEM.addEventListener("change", followSystem);
-document.getElementById("theme").addEventListener("click", () => {
-  chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  useTheme(chosen);
-});
-followSystem();
-
 const tables = {};
 
 function followAddress() {
@@ -24,12 +10,6 @@ function followAddress() {
   const table = tables[wanted.get("table")] || Object.values(tables)[0]; // of the first section that has one
   if (!table || !["sort", "filter", "all"].some(key => wanted.has(key))) return;
   table.show({ sort: wanted.get("sort") || "", descending: wanted.get("order") === "desc", filter: wanted.get("filter") || "", all: wanted.get("all") === "1" });
-}
-
-// The data are JSON, compressed, as base64.
-async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
 function drawAll(sections) {
@@ -63,12 +43,7 @@ function addCopyButton(place) {
 }
 
 async function draw() {
-  drawAll(await unpacked(document.getElementById("data").textContent));
+  drawAll(await unpacked());
 }
 
-draw().catch(error => {
-  const failed = document.getElementById("failed");
-  failed.hidden = false;
-  failed.append(String(error));
-  throw error;
-});
+draw().catch(failed);

@@ -113,7 +113,7 @@ def _column(column: Column, rows: Sequence[Any], shown: bool) -> dict[str, Any]:
         "key": column.name,
         "title": column.title,
         "number": bool(cells) and all(isinstance(value, (int, float)) for value in cells),
-        "shown": shown and set(texts) != {"nan"},
+        "shown": shown and not (texts and {*texts} <= {"nan", ""}),
         "worse": column.worse,
         "low": LOW_SQNR if column.unit == "dB" and column.worse == "smaller" else None,
         "values": values,
@@ -146,32 +146,35 @@ def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str])
 
 def html_page(reports: Report | Sequence[Report]) -> str:
     """The text of the page that :func:`write_html` writes."""
-    # Imported here: reading and printing reports need no template engine.
-    from jinja2 import Environment as Templates
-    from jinja2 import StrictUndefined
-
     given = [reports] if isinstance(reports, Report) else list(reports)
     if not given:
         raise ReportError("a page needs at least one report, got none")
     sections = sections_of(given)
     models = [getattr(each.report, "model", "") for each in sections]
-    templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = templates.from_string(_packaged("page.html.jinja"))
-    page = template.render(
+    return rendered(
+        "page.html.jinja",
+        ("start.js", "tables.js", "charts.js", "graph.js", "page.js"),
+        {
+            section.id: {"tables": section.tables, "charts": section.charts, "graph": section.graph}
+            for section in sections
+        },
         title=", ".join(dict.fromkeys(filter(None, models))) or "Reports",
         sections=sections,
         environments=_environments(sections),
         facts=[f.name for f in fields(Environment)],
         unpaired_entries=unpaired_entries,
-        data=_packed(
-            {
-                section.id: _cleaned({"tables": section.tables, "charts": section.charts, "graph": section.graph})
-                for section in sections
-            }
-        ),
-        style=_packaged("page.css"),
-        scripts=[_packaged(name) for name in ("tables.js", "charts.js", "graph.js", "page.js")],
     )
+
+
+def rendered(template: str, scripts: Sequence[str], data: Any, **parts: Any) -> str:
+    """A page from a template, with its data, styles and scripts."""
+    # Imported here: reading and printing reports need no template engine.
+    from jinja2 import Environment as Templates
+    from jinja2 import StrictUndefined
+
+    templates = Templates(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    packaged = {"style": _packaged("page.css"), "scripts": [_packaged(name) for name in scripts]}
+    page = templates.from_string(_packaged(template)).render(data=_packed(_cleaned(data)), **packaged, **parts)
     return clean_lines(page)
 
 

@@ -101,7 +101,7 @@ def test_the_page_asks_the_network_for_nothing(page: Page) -> None:
 
 
 def test_names_are_escaped_in_the_text_and_in_the_data(page: Page) -> None:
-    assert [each.get("type") for each in page.of("script")] == ["text/plain", None, None, None, None]
+    assert [each.get("type") for each in page.of("script")] == ["text/plain", None, None, None, None, None]
     assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
     assert samples.EVIL in page.prose
     names = next(column for column in table_of(page.data[0], "rows")["columns"] if column["key"] == "name")
