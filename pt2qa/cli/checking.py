@@ -1,4 +1,4 @@
-"""``pt2qa check``, ``deploy``, ``record-inputs`` and ``fix``: what goes wrong with a model, and on its kernels."""
+"""``pt2qa check``, ``deploy``, ``reduce``, ``record-inputs``, ``fix``: what is wrong with a model or its kernels."""
 
 from __future__ import annotations
 
@@ -255,8 +255,8 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) 
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
     found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
+    found.save(folder / "part")
     click.echo(str(found))
-    click.echo(f"python {found.save(folder / 'part') / 'run.py'}")
 
 
 @main.command("record-inputs")

@@ -38,6 +38,7 @@ _NEXT: Final[dict[str, tuple[str, ...]]] = {
     "merge": ("pt2qa html {file} -o report.html", "pt2qa merge {reports} -o merged.safetensors"),
     "profile": ("pt2qa analyze {flow} -q {spec} -o reports", "pt2qa analyze {flow} -o reports"),
     "quantizers": ("pt2qa analyze flow.py -o reports",),
+    "reduce": ("python {folder}/part/run.py",),
     "record-inputs": ("pt2qa deploy --help",),
     "repair": (
         "pt2qa analyze {flow} -q {spec} --overrides {plan} -o reports",

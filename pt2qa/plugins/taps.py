@@ -81,11 +81,14 @@ def same_outputs(left: Sequence[Any], right: Sequence[Any]) -> bool:
         left: of one program, flat.
         right: of the other.
     """
-    from torch import Tensor
+    import torch
+
+    def bits(value: Any) -> Any:
+        return value.flatten().view(torch.uint8)
 
     return len(left) == len(right) and all(
-        a.shape == b.shape and a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         else a == b
         for a, b in zip(left, right, strict=True)
     )

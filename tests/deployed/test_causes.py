@@ -146,3 +146,41 @@ def region_constant(product: Node, argument: int) -> Tensor:
 def test_the_region_of_a_right_kernel_gives_its_value() -> None:
     region = deployed(lambda node, args: None)
     assert torch.equal(region.run(), region.deployed)
+
+
+class Flat(nn.Module):
+    """A value that a convolution with dynamic scales reads, and its elements in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.tanh()
+        return self.conv(y).flatten(1) + y.flatten(1)
+
+
+def test_an_image_that_is_read_turned_is_named() -> None:
+    report = pt2qa.compare_deployed(
+        quantized_pair(Flat(), X, "xnnpack:mode=dynamic").as_deployed(), [X], progress=False
+    )
+    assert [(row.op, row.cause) for row in report.suspects] == [
+        ("flatten", "it reads an image with the channels last, as if they were first")
+    ]
+
+
+def test_dynamic_scales_without_an_explanation_have_no_cause() -> None:
+    torch.manual_seed(0)
+    pairs = [quantized_pair(nn.Linear(8, 4), X, mode) for mode in ("xnnpack:mode=dynamic", "x86:mode=dynamic")]
+    for dynamic in (*pairs, pairs[0].as_deployed()):
+        graph = dynamic.quantized
+        values: dict[Node, Any] = {}
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = X
+        last = [node for node in graph.graph.nodes if op_of(node.target) == "linear"][-1]
+        region = Region(graph, last, values, torch.randn(4, 3, 8, 4), {})
+        with torch.no_grad():
+            assert not region.gives(region.run())
+            assert cause_of(region) == ""

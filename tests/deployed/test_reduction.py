@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Reduction
+from pt2qa.cli import main
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -107,3 +109,23 @@ def test_arguments_that_would_be_ignored_are_refused() -> None:
         pt2qa.reduce(pair, X, "nan")  # type: ignore[arg-type]
     with pytest.raises(pt2qa.SelectionError, match="is looked for without a backend"):
         pt2qa.reduce(pair, X, "rounding", backend="x86")
+
+
+FLOW = """
+import torch
+from tests.deployed.test_reduction import Net, X
+NAMES = ("model", "example_inputs", "batches", "evaluation")
+def flow():
+    return dict(model=Net().eval(), example_inputs=X, batches=[X], evaluation=[4 * X])
+"""
+
+
+def test_the_command_writes_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "flow.py").write_text(FLOW)
+    args = ["reduce", f"{tmp_path / 'flow.py'}:flow", "-q", "x86:reduce_range=true", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, args, prog_name="pt2qa", env={"COLUMNS": "100"})
+    assert done.exit_code == 0, done.output
+    assert "2 ops of 17" in done.output
+    assert done.output.splitlines()[-1] == f"python {tmp_path / 'out'}/part/run.py"
+    assert (tmp_path / "out" / "part" / "run.py").is_file()

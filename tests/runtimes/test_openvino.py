@@ -192,6 +192,27 @@ def test_inputs_and_outputs_of_all_types(quantizer: str) -> None:
     assert all(row.cumulative_sqnr > 100 for row in report.outputs)
 
 
+class Brain(nn.Module):
+    """bfloat16 in, inside and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x.float()), x * 2
+
+
+def test_bfloat16_is_given_and_read_as_it_is() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.manual_seed(0)
+    pair = pt2qa.quantize(pt2qa.capture(Brain().eval(), x), "xnnpack", [x])
+    report = pt2qa.compare_deployed(pair, [x], backend="openvino")
+    assert report.suspects == ()
+    assert [row.cumulative_sqnr > 100 for row in report.outputs] == [True, True]
+    assert [row.dtype for row in report.outputs] == ["float32", "bfloat16"]
+
+
 def test_a_fault_in_the_program_is_named_with_its_cause(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
     folder = tmp_path / "program"
     pt2qa.compare_deployed(pair, DATA, backend="openvino", program=folder)
