@@ -12,7 +12,7 @@ class Pt2qaError(Exception):
     ...     pt2qa.quantizer("xnpack")
     ... except pt2qa.Pt2qaError as error:
     ...     print(f"{type(error).__name__}: {error}")
-    PluginError: no quantizer is named 'xnpack'; did you mean 'xnnpack'? Installed: x86, xnnpack...
+    PluginError: no quantizer is named 'xnpack'; did you mean 'xnnpack'? Installed: tosa, x86, xnnpack...
     """
 
     def __str__(self) -> str:

@@ -209,12 +209,7 @@ _ALL = (
     # Short, because an LSTM is unrolled step by step.
     Model("lstm_decomposed", "an LSTM taken apart", nets.recurrent, drawn(2, 2, 8), decompose=("lstm",)),
     # Values that are not activations: integers, booleans, constants, parameters outside convolutions and linears.
-    Model(
-        "embedding",
-        "words looked up",
-        net(lambda m, words: m.fc(m.table(words)), table=(nn.Embedding, 10, 8), fc=(nn.Linear, 8, 4)),
-        lambda: (torch.randint(0, 10, (2, 5)),),
-    ),
+    Model("embedding", "words looked up", nets.Embedded, lambda: (torch.randint(0, 10, (2, 5)),)),
     Model("integers", "arithmetic of integers", nets.Indexed, lambda: (torch.randn(8, 8), torch.randint(0, 3, (3,)))),
     Model(
         "mask",

@@ -235,6 +235,16 @@ def recurrent() -> nn.Module:
     return Net(lambda m, x: m.fc(m.rnn(x)[0]), rnn=nn.LSTM(8, 6, batch_first=True), fc=nn.Linear(6, 4))
 
 
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, words: Tensor) -> Any:
+        return self.fc(self.table(words))
+
+
 class Indexed(nn.Module):
     """Computed positions, then looked up: integers added, multiplied and concatenated."""
 

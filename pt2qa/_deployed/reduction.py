@@ -54,6 +54,8 @@ class Reduction:
         of: how many ops the model has.
         tried: how many parts were looked at.
         script: code that defines ``deployed(part, inputs)`` with the backend alone; empty without a backend.
+
+    What :func:`pt2qa.reduce` returns.
     """
 
     graph: GraphModule
@@ -150,6 +152,9 @@ def reduce(
             rounding costs most, of lowest isolated SQNR.
         backend: as in :func:`pt2qa.compare_deployed`; only for the first two.
         progress: whether to show progress; None: if stderr is a terminal.
+
+    Returns:
+        The part; :meth:`Reduction.save` writes it as a script.
 
     Raises:
         SelectionError: the model does not show the fault, or an argument does not belong to it.

@@ -188,13 +188,13 @@ def sensitivity(
     The function is the same as for pt2qa analyze; its evaluation batches are measured, if it has any, else those that
     calibrate.
 
-    
+    \b
       pt2qa sensitivity flow.py -q xnnpack
       pt2qa sensitivity flow.py -q xnnpack --method exact --metric kl --group module
       pt2qa sensitivity flow.py -q xnnpack -o sensitivity.safetensors
 
     After Ctrl-C, exit code 130, the report covers what was finished, and --resume goes on from it.
-    """
+    """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     plan = plan_in(overrides)
     before = None if resume is None else pt2qa.load(resume)
     if before is not None and not isinstance(before, pt2qa.SensitivityReport):

@@ -63,15 +63,18 @@ def is_strided(graph_module: GraphModule, weight: Node | None) -> bool:
 
 
 def _value(graph_module: GraphModule, node: Node) -> Any:
-    """What is computed of constants; None of anything else."""
+    """What is computed of constants, on the meta device, so that nothing is written; None of anything else."""
     if node.op == "get_attr":
-        return operator.attrgetter(str(node.target))(graph_module)
+        value = operator.attrgetter(str(node.target))(graph_module)
+        return value.detach().to("meta") if isinstance(value, Tensor) else None
     values = {each: _value(graph_module, each) for each in node.all_input_nodes}
     if node.op != "call_function" or not values or any(value is None for value in values.values()):
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    with torch.no_grad():
+    try:
         return node.target(*args, **kwargs)  # type: ignore[operator]
+    except NotImplementedError:  # an op that does not say what strides it gives
+        return None
 
 
 def _copied(graph_module: GraphModule, weight: Node) -> Node:

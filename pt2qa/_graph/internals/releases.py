@@ -20,7 +20,8 @@ def untested(version_of: Callable[[str], str] = version) -> str:
     ''
     """
     outside = []
-    for needed in map(Requirement, requires("pt2qa") or []):
+    # Several extras need executorch.
+    for needed in map(Requirement, dict.fromkeys(each.partition(";")[0] for each in requires("pt2qa") or [])):
         try:
             found = version_of(needed.name) if needed.name in STACK else None
         except PackageNotFoundError:  # executorch is optional
