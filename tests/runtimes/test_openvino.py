@@ -192,6 +192,25 @@ def test_inputs_and_outputs_of_all_types(quantizer: str) -> None:
     assert all(row.cumulative_sqnr > 100 for row in report.outputs)
 
 
+class Largest(nn.Module):
+    """The largest of each row, read by a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.amax(-1, keepdim=True))
+
+
+def test_the_largest_of_rows_before_an_int8_linear_is_wrong_and_named() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4)
+    pair = pt2qa.quantize(pt2qa.capture(Largest().eval(), x), "x86", [x])
+    assert [row.name for row in pt2qa.compare_deployed(pair, [x], backend="openvino").suspects] == ["amax"]
+    assert pt2qa.compare_deployed(pair, [x], backend="openvino:int8_kernels=false").suspects == ()
+
+
 class Brain(nn.Module):
     """bfloat16 in, inside and out."""
 
