@@ -100,7 +100,9 @@ def shorten_names(names: Sequence[str], width: int) -> tuple[str, ...]:
     paths = {tuple(name.split(".")) for name in names if len(name) > width and " " not in name}
     shared = [*itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*paths, strict=False))]
     prefix = "".join(f"{part}." for part, *_ in shared) if len(paths) > 1 else ""
-    return tuple(shorten(_abbreviated(_without(name, prefix), width), width) for name in names)
+    return tuple(
+        name if len(name) <= width else shorten(_abbreviated(_without(name, prefix), width), width) for name in names
+    )
 
 
 def _without(name: str, prefix: str) -> str:
