@@ -139,7 +139,7 @@ diagnosis: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(BIN)/python" -W ignore -m tests.fuzz --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
-# The script of each finding is in build/fuzz-lowering.
+# The script of each finding is in build/fuzz.lowering.
 fuzz-lowering: $(RUNTIMES)/.installed
 	cd "$(ROOT)" && OMP_NUM_THREADS=1 "$(RUNTIMES)/bin/python" -W ignore -m tests.fuzz.lowering --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 

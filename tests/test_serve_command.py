@@ -21,7 +21,7 @@ from torch import nn
 import pt2qa
 from pt2qa._reconfigure.session import Session
 from pt2qa._report.html import page
-from pt2qa.cli.serving import LARGEST, Server
+from pt2qa.cli.server import LARGEST, Server
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 JSON = {"Content-Type": "application/json"}

@@ -20,6 +20,7 @@ from pt2qa._deployed.report import FLOAT_MATCH_DB, LSB
 from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES
+from pt2qa._report.prose import counted, decibel
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
@@ -84,15 +85,21 @@ class Region:
 
     def gives(self, value: Tensor) -> bool:
         """Whether a value is the deployed one, as closely as a right kernel's."""
-        if not isinstance(value, Tensor) or value.shape != self.deployed.shape:
-            return False
-        if not value.is_floating_point():
-            return bool((value.long() - self.deployed.long()).abs().max() <= LSB)
-        least = agreement(FLOAT_MATCH_DB, [str(value.dtype).removeprefix("torch.")])
-        return error_sums(value, self.deployed).sqnr >= least
+        same = isinstance(value, Tensor) and value.shape == self.deployed.shape
+        return same and not apart(value, self.deployed)
 
     def called(self, *ops: str) -> Iterator[Node]:
         yield from (node for node in self.nodes if node.op == "call_function" and op_of(node.target) in ops)
+
+
+def apart(expected: Tensor, found: Tensor) -> str:
+    """How far a kernel's value is from the converted graph's, if further than a right kernel's; else empty."""
+    if not expected.is_floating_point():
+        steps = (expected.long() - found.long()).abs().max().item() if expected.numel() else 0
+        return f"up to {counted(int(steps), 'integer step')}" if steps > LSB else ""
+    sqnr = error_sums(expected, found).sqnr
+    least = agreement(FLOAT_MATCH_DB, [str(expected.dtype).removeprefix("torch.")])
+    return "" if sqnr >= least else f"{decibel(sqnr)} dB"
 
 
 def cause_of(region: Region) -> str:

@@ -153,7 +153,12 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
 
 def inputs_for(values: Sequence[Any]) -> tuple[Any, ...]:
     """Copies of flat inputs, so that no backend can write to the caller's."""
-    return tuple(value.detach().clone() if isinstance(value, Tensor) else value for value in values)
+    return tuple(map(own, values))
+
+
+def own(value: Any) -> Any:
+    """A copy of a tensor; anything else as it is."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 class OtherProgramError(DeploymentError):

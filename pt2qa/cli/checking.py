@@ -251,11 +251,13 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) 
       pt2qa reduce flow.py -q xnnpack --fault lowering -o reduced
       python reduced/part/run.py
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    if (part := folder / "part").exists():
+        raise click.UsageError(f"{part} is there already, from an earlier run: give another folder with -o")
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
     found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
-    found.save(folder / "part")
+    found.save(part)
     click.echo(str(found))
 
 

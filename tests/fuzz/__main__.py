@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from tests.fuzz.campaign import campaign
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+def main(name: str = "fuzz", about: str | None = __doc__, **ways: Any) -> int:
+    """The command line of a campaign, whose ways of drawing and judging are those of ``campaign``."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.{name}", description=about)
     parser.add_argument("--seconds", type=float, default=600, metavar="S", help="no model is begun after these")
     parser.add_argument("--seed", type=int, default=0, help="of the first model; each next one has one more")
     parser.add_argument("--models", type=int, default=10**9, metavar="N", help="the most models")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="for a script of each failure")
+    parser.add_argument("--folder", type=Path, default=Path("build", name), help="for a script of each failure")
     parser.add_argument("--known", action="append", default=[], metavar="TEXT", help="failures that are only counted")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.models)
-    done = campaign(seeds, given.seconds, given.folder, known=given.known, progress=True)
+    done = campaign(seeds, given.seconds, given.folder, known=given.known, progress=True, **ways)
     print(
         tabulate([("models", done.models), *sorted(done.counts.items())], headers=["what", "number"], tablefmt="github")
     )

@@ -7,7 +7,6 @@ Each kind is reduced to the fewest ops, and written as a script of torch, torcha
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import random
 import re
@@ -16,16 +15,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
-
-from tabulate import tabulate
 
 import pt2qa
 from pt2qa.errors import DeploymentError
 from tests.fuzz import grammar
+from tests.fuzz.__main__ import main
 from tests.fuzz.analyses import Outcome, Wrong, _noted
-from tests.fuzz.campaign import campaign
 from tests.fuzz.grammar import NESTED, OPS, Gene, Genome, batch_of, random_genome, write
 from tests.sweep import quantizer as everything
 
@@ -198,20 +194,5 @@ def script(genome: Genome, stage: str, line: str, trace: str) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.lowering", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="no model is begun after these")
-    parser.add_argument("--seed", type=int, default=0, help="of the first model; each next one has one more")
-    parser.add_argument("--models", type=int, default=10**9, metavar="N", help="the most models")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz-lowering"), help="for a script of each finding")
-    given = parser.parse_args()
-    seeds = range(given.seed, given.seed + given.models)
-    done = campaign(seeds, given.seconds, given.folder, analyse=analyse, draw=drawn, script=script, progress=True)
-    print(tabulate([("models", done.models), *sorted(done.counts.items())], headers=["what", "number"]))
-    for title, counts in (("refused", done.refusals), ("found", done.again)):
-        print(f"\n{tabulate(counts.most_common(), headers=[title, 'models'], maxcolwidths=[100, None])}")
-    return 1 if done.again else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("fuzz.lowering", __doc__, analyse=analyse, draw=drawn, script=script))
