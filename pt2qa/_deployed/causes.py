@@ -342,9 +342,9 @@ def other_layout(region: Region) -> Supposed:
     if region.deployed.dim() == 4:
         whole = partial(_turned, last.target, returned=True)
         yield "it is returned with the channels last, as if they were first", {last: whole}
-    for node in region.called(*{op_of(node.target) for node in region.nodes if node.op == "call_function"}):
+    for node in region.nodes:
         images = [at for at, each in enumerate(node.args) if each in region.given and region.given[each].dim() == 4]  # type: ignore[index]
-        if images:
+        if images and node.op == "call_function":
             told = "it reads an image with the channels last, as if they were first"
             yield told, {node: partial(_turned, node.target, images=images)}
 

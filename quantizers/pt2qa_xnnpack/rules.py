@@ -426,14 +426,14 @@ POINTWISE = frozenset(
 """Ops that give an image in the layout in which they read it."""
 IMAGES = frozenset({"conv2d", "conv_transpose2d", "upsample_bilinear2d", "max_pool2d", "avg_pool2d", "prelu"})
 """Ops whose kernels read and write images with the channels last."""
-TURNED = RESHAPES | PERMUTES | JOINS | {"linear", "pad", "softmax"}
+TURNED = RESHAPES | PERMUTES | JOINS | {"linear", "pad"}
 """Ops that give something else, or fail, where an image was turned before them."""
 
 
 def find_turned(context: Any) -> Iterator[Found]:
     """Softmax of an image with its channels last, and what comes before a convolution with dynamic scales."""
     for node in context.pair.quantized.graph.nodes:
-        if op_type(node) == "softmax" and node.args[1] in (-1, 3) and len(shape_of(node) or ()) == 4:
+        if _is_softmax(node):
             if any(op_type(value) in IMAGES or any(map(_is_dynamic, _readers(value))) for value in _chain(node)):
                 yield Found(context.name_of(node), "it is computed over the channels, not over the last axis")
         elif _is_dynamic(node) and (where := _turned_before(node)):
@@ -444,8 +444,10 @@ def _turned_before(convolution: Node) -> str:
     """Which op before a convolution with dynamic scales gets a turned image, or has other readers that do."""
     ahead, values, kernel = convolution, [*_chain(convolution)], _kernel(convolution)
     for value in values if not any(op_type(value) in IMAGES for value in values) else ():
-        if op_type(value) in TURNED:
+        if op_type(value) in TURNED or _is_softmax(value):
             return op_type(value)
+        if value.op == "call_function" and op_type(value) not in POINTWISE:
+            return ""  # it begins another delegate, or hands an image on as it should be
         others = [reader for reader in _readers(value) if reader is not ahead]
         if value.op != "call_function":  # ops that read an input of the model get it as it is
             others = [reader for reader in others if _is_dynamic(reader)]
@@ -453,6 +455,11 @@ def _turned_before(convolution: Node) -> str:
             return f"{op_type(value) or value.name}, which others read as well"
         ahead = value
     return ""
+
+
+def _is_softmax(node: Node) -> bool:
+    """Whether a node is a softmax over the last axis of an image; over others it runs outside of the delegate."""
+    return op_type(node) == "softmax" and node.args[1] in (-1, 3) and len(shape_of(node) or ()) == 4
 
 
 def _kernel(convolution: Node) -> tuple[Any, ...]:

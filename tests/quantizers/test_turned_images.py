@@ -25,7 +25,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.other, self.third = (nn.Conv2d(4, 4, size, padding=size // 2) for size in (3, 1, 3))
-        self.way = way
+        self.norm, self.way = nn.BatchNorm2d(4), way
 
     def forward(self, x: Tensor) -> Tensor:
         return self.way(self, x)
@@ -35,6 +35,17 @@ def rounded(net: Any, x: Tensor) -> Tensor:
     """What a softmax of images that are not turned gives."""
     y = net.conv(x)
     return y.flatten(0, 1).softmax(-1).view_as(y)
+
+
+def residual(first: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """A value, read by a convolution and added to what that gives."""
+
+    def way(net: Any, x: Tensor) -> Tensor:
+        value = first(net, x)
+        result: Tensor = net.other(value) + value
+        return result
+
+    return way
 
 
 WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor], str]] = {
@@ -60,6 +71,11 @@ WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor], str]] = {
         "before relu, which others",
     ),
     "dynamic, softmax": ("dynamic", lambda net, x: net.conv(x.softmax(-1)), "before softmax"),
+    "dynamic, softmax of channels": ("dynamic", residual(lambda net, x: x.softmax(1)), ""),
+    "dynamic, batch norm": ("dynamic", residual(lambda net, x: net.norm(x)), ""),
+    "dynamic, mean": ("dynamic", residual(lambda net, x: x.mean((2, 3), keepdim=True)), ""),
+    "dynamic, portable op": ("dynamic", residual(lambda net, x: x.roll(1, 1)), ""),
+    "dynamic, sum": ("dynamic", residual(lambda net, x: x.relu() + x.tanh()), "before add, which others"),
     "dynamic, permute": ("dynamic", lambda net, x: net.conv(x.transpose(2, 3)), "before transpose"),
     "dynamic, input": ("dynamic", lambda net, x: net.conv(x) + x.relu(), ""),
     "dynamic, two": ("dynamic", lambda net, x: (lambda v: net.conv(v) + net.other(v))(x.tanh()), "before tanh, which"),
