@@ -85,8 +85,8 @@ HERE = __name__
 
 def test_installed_plugins_are_found_with_their_default_options() -> None:
     found = available()
-    assert set(found) >= {"x86", "xnnpack"}
-    assert all('pip install "pt2qa[' in reason for reason in unavailable().values())  # of other extras than `make test`
+    assert set(found) >= {"tosa", "x86", "xnnpack"}
+    assert unavailable() == {}
     assert all(plugin.name == name and plugin.summary for name, plugin in found.items())
 
 
@@ -327,15 +327,21 @@ def test_backends_are_those_of_quantizers_and_those_without_one(monkeypatch: pyt
 
 
 def test_a_backend_whose_packages_are_absent_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pt2qa_arm
     import pt2qa_onnxruntime
     import pt2qa_openvino
 
+    monkeypatch.setattr(pt2qa_arm.internals, "find_spec", lambda name: None)
     monkeypatch.setattr(pt2qa_onnxruntime.backend, "find_spec", lambda name: None)
     monkeypatch.setattr(pt2qa_openvino.backend, "find_spec", lambda name: None)
     assert pt2qa_onnxruntime.BACKEND.missing() == (
         "onnxruntime, onnx, onnxscript not installed: pip install 'pt2qa[onnxruntime]'"
     )
     assert pt2qa_openvino.BACKEND.missing() == "openvino not installed: pip install 'pt2qa[openvino]'"
+    absent = "executorch, tosa-tools, ml_dtypes not installed: pip install 'pt2qa[arm]'"
+    assert pt2qa_arm.PLUGIN.backend.missing() == absent
+    graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    assert told(lambda: pt2qa_arm.PLUGIN.build(graph, qat=False)) == f"quantizer 'tosa': {absent}"
 
 
 def test_a_value_that_an_op_in_place_changes_is_returned_as_it_was_made() -> None:

@@ -27,7 +27,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 4)).eval()
 batches = [torch.randn(2, 3, 6, 6) for _ in range(2)]
 capture = pt2qa.capture(model, batches[0])
-assert list(plugins.available()) == ["x86"], plugins.available()
+assert "xnnpack" not in plugins.available(), plugins.available()
 pair = pt2qa.quantize(capture, "x86", batches, progress=False)
 assert pt2qa.compare_layers(pair, batches, progress=False).rows
 assert pt2qa.compare_weights(pair).rows

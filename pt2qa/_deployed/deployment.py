@@ -170,7 +170,9 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
     _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
-        raise DeploymentError(f"{who} has no backend that runs here. {_ELSEWHERE} {_installed()}")
+        raise DeploymentError(
+            f"{who} names no backend. Name one, as in backend='onnxruntime'. {_installed()} {_ELSEWHERE}"
+        )
     return _ready(found)
 
 

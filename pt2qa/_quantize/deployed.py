@@ -16,6 +16,7 @@ from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
+from pt2qa.plugins.registry import of_backend
 
 SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
@@ -56,7 +57,7 @@ class SlicedInput:
 def sliced_inputs(graph_module: GraphModule, plugin: Any) -> tuple[SlicedInput, ...]:
     """The dynamic inputs of a converted graph to which a plug-in's backend gives a scale for each slice."""
     # A plug-in that does not say has the scales of the converted graph.
-    axes_of = getattr(plugin, "dynamic_axes", lambda node: ())
+    axes_of = of_backend(plugin, "dynamic_axes", lambda node: ())
     found = []
     for node in graph_module.graph.nodes:
         quantize = node.args[0] if quant_ops.is_dequantize(node) else None

@@ -45,7 +45,8 @@ class QuantizerPlugin(Protocol):
     - ``spec: ClassVar[BackendSpec]``: what the backend's kernels take, as data, for the check and the conformance kit;
       see :class:`pt2qa.plugins.BackendSpec`.
     - ``quantizer_classes: ClassVar[tuple[str, ...]]``: paths of the torchao quantizers that annotate for this backend.
-      An object of one, or of a subclass, that is given in place of the plug-in is checked against its ``spec``.
+      An object of one, or of a subclass, that is given in place of the plug-in has its ``spec``, ``rules``, ``backend``
+      and all else here that is about the kernels.
     - ``before_convert() -> Callable[[GraphModule], list[tuple[Node, str]]]``: a function that edits a calibrated graph
       in place where the backend would compute something else than the graph says, without changing any number, and
       returns what it did to which op. Its module needs torch alone: printed code has its source.

@@ -116,21 +116,21 @@ def spec_of(plugin: object) -> BackendSpec | None:
     >>> spec_of(resolve("xnnpack")).name
     'XNNPACK'
     """
-    found: BackendSpec | None = getattr(_knowing(plugin, "spec"), "spec", None)
+    found: BackendSpec | None = of_backend(plugin, "spec")
     return found
 
 
 def edit_before_convert(plugin: object) -> Callable[[GraphModule], list[tuple[Node, str]]] | None:
     """What a plug-in's backend needs of a calibrated graph, found as its spec is; None if nothing."""
-    knowing = _knowing(plugin, "before_convert")
-    return None if knowing is None else knowing.before_convert()
+    edit = of_backend(plugin, "before_convert")
+    return None if edit is None else edit()
 
 
-def _knowing(plugin: object, ability: str) -> Any:
-    """A plug-in, or for a quantizer object the one that knows its class; None if it has no such ability."""
-    if getattr(plugin, ability, None) is None and isinstance(plugin, GenericPlugin):
+def of_backend(plugin: object, member: str, default: Any = None) -> Any:
+    """An optional member about a backend: a plug-in's own, or for a quantizer object that of the one that knows it."""
+    if getattr(plugin, member, None) is None and isinstance(plugin, GenericPlugin):
         plugin = _plugin_of_backend(plugin.quantizer)
-    return None if getattr(plugin, ability, None) is None else plugin
+    return getattr(plugin, member, default)
 
 
 def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
@@ -215,7 +215,7 @@ def fusable_of(plugin: Any) -> tuple[tuple[str, str], ...] | None:
     >>> ("conv2d", "hardtanh") in fusable_of(pt2qa.quantizer("xnnpack"))
     True
     """
-    pairs = getattr(plugin, "fusable", None)
+    pairs = of_backend(plugin, "fusable")
     return None if pairs is None else tuple((first, second) for first, second in pairs)
 
 
@@ -244,8 +244,7 @@ def rules_of(plugin: Any) -> tuple[Rule, ...]:
     >>> {type(rule).__name__ for rule in rules_of(pt2qa.quantizer("xnnpack"))}
     {'Rule'}
     """
-    rules = getattr(plugin, "rules", None)
-    return () if rules is None else tuple(rules())
+    return tuple(of_backend(plugin, "rules", tuple)())
 
 
 def backend_of(plugin: Any) -> Backend | None:
@@ -257,7 +256,8 @@ def backend_of(plugin: Any) -> Backend | None:
     >>> backend_of(pt2qa.quantizer("xnnpack")).name
     'ExecuTorch with XNNPACK'
     """
-    return getattr(plugin, "backend", None)
+    found: Backend | None = of_backend(plugin, "backend")
+    return found
 
 
 def quantizer_code(plugin: Any, plan: OverridePlan, graph: GraphModule, *, qat: bool = False) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pt2qa.errors import DeploymentError, PluginError
 from pt2qa.plugins import DeployedProgram, check_options
+from pt2qa_arm.internals import absent_packages
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -47,8 +48,9 @@ class TOSABackend:
         check_specification("backend 'tosa'", self.specification)
 
     def missing(self) -> str:
-        """Why models cannot run here; always empty, since the package is not imported without what it needs."""
-        return ""
+        """Why models cannot run here; empty if they can."""
+        absent = absent_packages()
+        return f"{', '.join(absent)} not installed: pip install 'pt2qa[arm]'" if absent else ""
 
     def lower(
         self,

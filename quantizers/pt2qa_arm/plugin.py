@@ -52,7 +52,13 @@ class TOSA:
         return TOSABackend(specification=self.specification)
 
     def build(self, graph: GraphModule, *, qat: bool) -> Any:
-        """The configured quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`."""
+        """The configured quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`.
+
+        Raises:
+            PluginError: a package that ExecuTorch's quantizer needs is not installed.
+        """
+        if missing := self.backend.missing():
+            raise PluginError(f"quantizer 'tosa': {missing}")
         from executorch.backends.arm import quantizer
         from executorch.backends.arm.tosa import TosaSpecification
 

@@ -198,19 +198,32 @@ def test_a_program_alone_gives_the_same_outputs(
     assert output.cumulative_sqnr == expected.cumulative_sqnr
 
 
-def test_a_quantizer_without_a_backend_names_the_other_way() -> None:
-    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-        X86InductorQuantizer,
-        get_default_x86_inductor_quantization_config,
+def test_a_quantizer_object_runs_on_the_backend_of_its_class() -> None:
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
+
+    config = xnnpack_quantizer.get_symmetric_quantization_config(is_per_channel=True)
+    own = xnnpack_quantizer.XNNPACKQuantizer().set_global(config)
+    capture, batches = pt2qa.capture(nn.Sequential(nn.Linear(3, 2)).eval(), torch.ones(1, 3)), [torch.ones(1, 3)]
+    of_object, of_name = (pt2qa.quantize(capture, quantizer, batches) for quantizer in (own, "xnnpack"))
+    found, expected = (pt2qa.compare_deployed(pair, batches) for pair in (of_object, of_name))
+    assert (found.backend, found.rows) == (expected.backend, expected.rows)
+    # Its rules of the check apply as well.
+    ids = {"xnnpack-portable-op", "xnnpack-turned-image"}
+    assert ids <= {outcome.rule for outcome in pt2qa.check(of_object).rules}
+
+
+def test_a_quantizer_without_a_backend_names_both_other_ways() -> None:
+    from torchao.quantization.pt2e.quantizer.arm_inductor_quantizer import (
+        ArmInductorQuantizer,
+        get_default_arm_inductor_quantization_config,
     )
 
-    quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+    quantizer = ArmInductorQuantizer().set_global(get_default_arm_inductor_quantization_config())
     pair = pt2qa.quantize(
         pt2qa.capture(nn.Sequential(nn.Linear(3, 2)).eval(), torch.ones(1, 3)), quantizer, [torch.ones(1, 3)]
     )
-    with pytest.raises(
-        pt2qa.DeploymentError, match=r"X86InductorQuantizer.*has no backend that runs here.*record-inputs"
-    ):
+    text = r"'ArmInductorQuantizer' names no backend.*backend='onnxruntime'.*x86, xnnpack.*record-inputs"
+    with pytest.raises(pt2qa.DeploymentError, match=text):
         pt2qa.compare_deployed(pair, [torch.ones(1, 3)])
 
 

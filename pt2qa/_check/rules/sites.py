@@ -17,6 +17,7 @@ from pt2qa._report.prose import decibel, number, share
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins import Found
+from pt2qa.plugins.registry import of_backend
 from pt2qa.plugins.rules import rule
 
 VISIBLE_NOISE = 30.0
@@ -270,7 +271,7 @@ def channel_range(context: CheckContext) -> Iterator[Found]:
 )
 def bias_overflow(context: CheckContext) -> Iterator[Found]:
     """Of more than 2^31 - 1 steps: ``|bias| / (scale of the input * scale of the weight)``."""
-    in_int32 = getattr(context.known("plugin"), "int32_bias", None)  # None if no plug-in says
+    in_int32 = of_backend(context.known("plugin"), "int32_bias")  # None if no plug-in says
     require(in_int32 is not False, "to kernels that add the bias in float")
     products = [product for product in context.integer_products if product.bias is not None]
     require(products, "to models without biases of quantized weights")
