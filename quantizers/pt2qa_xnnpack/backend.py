@@ -175,20 +175,33 @@ class XNNPACKProgram:
         try:
             found: Sequence[Any] = self._method(which, "the program").execute(contiguous)
         except RuntimeError as error:
-            told = "".join(f". {fact}" for fact in self.facts) if not self.taps else ""
-            raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {error}{told}") from error
+            told = [_with_reason(error, lambda: self._method(which, "it").execute(contiguous))]
+            told += [] if self.taps else self.facts
+            raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {'. '.join(told)}") from error
         return found
 
     def _method(self, which: str, what: str) -> Any:
         if which not in self._loaded or self.stateful:
-            from pt2qa_xnnpack.internals import runtime
-
             try:
-                program = runtime().load_program(self.model if which == "model" else self.observed)
-                self._loaded[which] = program, program.load_method("forward")
+                self._loaded[which] = self._load(which)
             except (RuntimeError, KeyError) as error:
-                raise DeploymentError(f"ExecuTorch could not load {what}: {error}") from error
+                told = _with_reason(error, lambda: self._load(which))
+                raise DeploymentError(f"ExecuTorch could not load {what}: {told}") from error
         return self._loaded[which][1]
+
+    def _load(self, which: str) -> tuple[Any, Any]:
+        from pt2qa_xnnpack.internals import runtime
+
+        program = runtime().load_program(self.model if which == "model" else self.observed)
+        return program, program.load_method("forward")
+
+
+def _with_reason(error: Exception, again: Callable[[], object]) -> str:
+    """What ExecuTorch raised, and the reason, which only its log has."""
+    from pt2qa_xnnpack.internals import printed_by
+
+    reason = printed_by(again)
+    return f"{error}: {reason}" if reason else str(error)
 
 
 def _facts(path: Path, data: bytes) -> tuple[str, ...]:

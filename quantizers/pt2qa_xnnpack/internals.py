@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import struct
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +86,15 @@ def reason_of(error: BaseException) -> str:
     told = dict.fromkeys(f"{type(each).__name__}: {str(each) or 'no message'}" for each in (chain[0], chain[-1]))
     node = _node_in(chain[-1])
     return "; it began with ".join(told) + ("" if node is None else f", at {_place(node)}")
+
+
+def printed_by(call: Callable[[], object]) -> str:
+    """The first line that ExecuTorch writes to stderr during a call that fails: the reason, which no exception has."""
+    with contextlib.redirect_stderr(io.StringIO()) as printed, contextlib.suppress(RuntimeError, KeyError):
+        call()
+    lines = printed.getvalue().splitlines()
+    found = (re.fullmatch(r"\[\w+\.(?:cpp|h):\d+\] (.+?)\.?", line) for line in lines if "cpuinfo" not in line)
+    return next((match[1] for match in found if match), "")
 
 
 def _node_in(error: BaseException) -> Node | None:
