@@ -6,10 +6,11 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pt2qa._decibels import decibels
 from pt2qa._deployed.report import DeployedReport
+from pt2qa._diagnosis.budget_report import Mechanism
 from pt2qa._diagnosis.case import Case, Hypothesis, is_alike
 from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
@@ -24,6 +25,7 @@ from pt2qa._trials.evidence import Gain
 from pt2qa._trials.outcome import Outcome
 from pt2qa._trials.treatment import Ranges, Substitute, Treatment
 from pt2qa.errors import DeploymentError, Pt2qaError
+from pt2qa.overrides.plan import Edit
 
 ALIKE: Final = 0.9
 """The share of the best gain from which on another one is as good, if it is not certain to be worse."""
@@ -36,6 +38,9 @@ HALF: Final = 0.5
 
 BIT: Final = 20 * math.log10(2)
 """dB that one more bit gives."""
+
+ROUNDING: Final = 1e-9
+"""By how much shares that are a whole together may differ from 1."""
 
 HIDDEN: Final = 3e-4
 """Share of the noise of all sites below which a remedy cannot gain 2 dB, even after the others have gained 30 dB."""
@@ -247,6 +252,22 @@ class Search:
         much = (each for each in known if each >= BIT and self.worth.pays(sqnr, each, 0.0, is_fault=False))
         return max((sqnr + each for each in much), default=None)
 
+    @property
+    def clamped(self) -> tuple[str, float] | None:
+        """Where values are clamped most, and the share of the noise from that; None if it costs less than a bit.
+
+        Ranges fitted to a part of these samples need not cover the others, so no bound shows it.
+        """
+        parts = {} if (noises := self.case.known_noises) is None else noises.noise
+        clamped = {site: noise for (site, part), noise in parts.items() if part == "activation clamping"}
+        beyond, every = sum(clamped.values()), sum(parts[each] for each in parts if each[1] in get_args(Mechanism))
+        if not 0 < beyond < every:  # or NaN
+            return None
+        gain = decibels(every, every - beyond)
+        if gain < BIT or not self.worth.pays(self.quality.worst[1], gain, 0.0, is_fault=False):
+            return None
+        return self.case.pair.sites[max(clamped, key=lambda site: clamped[site])].name, beyond / every
+
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""
         case = self.case
@@ -313,6 +334,9 @@ class Search:
             if each.share < HIDDEN:
                 self._reject(each, math.nan, noise)
                 continue
+            if self._is_float_model(start.then(each.treatment)):
+                self._reject(each, math.nan, _FLOAT)
+                continue
             if not again and self._is_small(each):
                 little.append((each, math.nan, noise))
                 continue
@@ -351,8 +375,21 @@ class Search:
         most = Gain(2 * decibels(1.0, max(1 - each.share, 1e-9)))
         return not self._pays(each, most, self.quality)
 
+    def _is_float_model(self, treatment: Treatment) -> bool:
+        """Whether nothing that multiplies, or nothing at all, would be left in int8."""
+        ops = tuple(dict.fromkeys(op for edit in treatment.floats if edit.kind == "float" for op in edit.ops))
+        annotations = self.case.judge.annotations(Treatment(options=treatment.options)) if ops else None
+        if annotations is None:
+            return False
+        costs, after = self.case.costs, annotations.after(Edit("float", ops))
+        macs = costs.macs_of(ops)
+        return (after is not None and not after.edges) or (macs > 0 and macs + costs.float_macs > 1 - ROUNDING)
+
     def add(self, each: Hypothesis) -> None:
         """Takes a remedy as the next row, if it still helps."""
+        if self._is_float_model(self.state.then(each.treatment)):
+            self._reject(each, math.nan, _FLOAT)
+            return
         alone = self._gain(each, Treatment(), self.case.now)
         gain = self._gain(each, self.state, self.quality)
         if not self._is_worth(each, gain, self.quality):
@@ -510,6 +547,8 @@ FITTED: Final = ("int8", "int8_weight", "range", "bias", "round", "shift", "scal
 
 COSTLY: Final = frozenset({"precision", "outlier-channel", "shared-scale"})
 """Causes whose remedy may take ops out of int8, which comes after all that is free."""
+
+_FLOAT: Final = "it is the float model: nothing that multiplies would be left in int8"
 
 NATURAL: Final = COSTLY | {
     "bad-sample",

@@ -61,6 +61,11 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     rest = _from_repair(search)
     if (bound := search.out_of_reach) is not None:
         return f"No certain remedy: {now}; ranges that fit the data would give {decibel(bound)} dB{_likeliest(search)}."
+    if (clamped := search.clamped) is not None:
+        return (
+            f"No certain remedy: {now}. Values beyond the calibrated range, most at {clamped[0]}, make "
+            f"{share(clamped[1])} % of the noise: calibrate on more samples{_likeliest(search)}.{rest}"
+        )
     poor, holder = case.now.worst[1] < LOW_SQNR, _holder(case)
     if poor and holder is not None:
         return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"

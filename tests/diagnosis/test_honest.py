@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -201,3 +202,24 @@ def test_with_a_corrupt_batch_all_other_data_come_second() -> None:
     assert found.rows[0].cause == "calibration-outlier"
     assert "narrow-calibration" in {row.cause for row in (*found.rows, *found.tried)}
     assert on_third(pair, found, sets[3])[0] > 6
+
+
+def test_values_beyond_the_ranges_are_named_where_no_part_of_the_samples_covers_the_others() -> None:
+    x = torch.rand(64, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    rare = x.roll(1, 0)
+    rare[3, 0], rare[20, 1], rare[35, 0], rare[50, 1] = 4.0, -5.0, 6.0, -7.0
+    pair = quantized(linears(8, 8, 4), "xnnpack", [*x.split(16)])
+    found = pt2qa.diagnose(pair, rare.split(16), progress=False)
+    # Both layers in float would be the float model, though XNNPACK's quantizer still rounds the ReLU between them.
+    assert found.rows == ()
+    assert [row.remedy for row in found.tried if row.reason.startswith("it is the float model")] == [
+        "keep these ops in float: 0/linear, 2/linear"
+    ]
+    assert re.search(
+        r"No certain remedy: .*Values beyond the calibrated range, most at input, make \S+ % of the noise: "
+        r"calibrate on more samples\. The best of those that were tried is narrow-calibration, \+2\d",
+        found.verdict,
+    ), found.verdict
+    # Half of the noise is no reason to say so: a bit is three quarters of it.
+    calm = pt2qa.diagnose(pair, x.roll(1, 0).split(16), progress=False)
+    assert calm.verdict.startswith("Nothing to do")

@@ -40,8 +40,6 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for noise, candidate, freed in sorted(found, key=lambda each: -each[0]):
         if noise < least * case.total_noise or len(tried) == MOST:
             break
-        if not _is_quantized_after(case, (candidate.edit,)):
-            continue
         tried.append(set(candidate.edit.ops))
         worst = max(freed, key=case.noise)
         yield Hypothesis(
@@ -84,9 +82,6 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
     ops = ops_in_float(case, worst)
     if len(worst) < 2 or not ops or not _cause(case, worst) or any(set(ops) <= before for before in tried):
         return
-    edit = Edit("float", ops)
-    if not _is_quantized_after(case, (edit,)):
-        return
     site = case.pair.sites[worst[0]]
     yield Hypothesis(
         cause=_cause(case, worst),
@@ -95,7 +90,7 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
         evidence=f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites comes from "
         f"{counted(len(worst), 'site')} (error budget)",
         remedy=f"keep these ops in float: {', '.join(ops)}",
-        treatment=Treatment(floats=(edit,)),
+        treatment=Treatment(floats=(Edit("float", ops),)),
         cost=case.costs.macs_of(ops),
         share=case.share(case.noise, worst),
     )
@@ -122,10 +117,3 @@ def _is_clamped(case: Case, site: int) -> bool:
     return 2 * noise.get((site, "activation clamping"), 0.0) > noise.get((site, "quantized"), math.inf) and (
         site in case.seen
     )
-
-
-def _is_quantized_after(case: Case, edits: Iterable[Edit]) -> bool:
-    """Whether edits leave anything that makes noise; else they are no remedy, but the float model."""
-    assert case.annotations is not None, "edits are of annotations"
-    after = case.annotations.after(*edits)
-    return after is not None and any(case.noise(site) > 0 for site in after.sites_on(case.pair.sites))
