@@ -83,22 +83,17 @@ class Ranks:
 
 
 class _Packing(pickle.Pickler):
-    """Tensors travel as those of the CPU: another rank may not have the sender's device, or use another one."""
+    """Tensors travel as those of the CPU, to the rank's current device of a kind: it may not have the sender's."""
 
     def reducer_override(self, value: Any) -> Any:
         elsewhere = isinstance(value, Tensor) and value.device.type != "cpu"
-        return (_arrived, (value.detach().cpu(), value.device.type)) if elsewhere else NotImplemented
+        return (Tensor.to, (value.detach().cpu(), value.device.type)) if elsewhere else NotImplemented
 
 
 def _packed(value: object) -> bytes:
     into = io.BytesIO()
     _Packing(into).dump(value)
     return into.getvalue()
-
-
-def _arrived(tensor: Tensor, device: str) -> Tensor:
-    """A tensor on this rank's current device of a kind."""
-    return tensor.to(device)
 
 
 _active: ContextVar[Ranks | None] = ContextVar("ranks", default=None)

@@ -298,7 +298,6 @@ class AnnotationReport(ModelReport):
         return [*sentences, *([f"Never called: {few(idle)}."] if idle else [])]
 
     def _about_ops(self) -> str:
-        """How much is quantized."""
         total, done = (sum(getattr(kind, name) for kind in self.coverage) for name in ("total", "quantized"))
         asked = sum(max(kind.annotated, 0) for kind in self.coverage)
         annotated = f"{asked} annotated, " if self.basis != "converted" else ""
@@ -411,7 +410,6 @@ class AnnotationDiff(ModelReport):
         return self._table(sort, limit, width) if self.rows else ""
 
     def _summary(self) -> Sequence[str]:
-        """How many places differ, and how many do not."""
         same = f"{counted(self.equal_quantized + self.equal_float, 'place')} alike, {self.equal_quantized} quantized"
         if self.equal:
             return [f"No difference: {same}."]

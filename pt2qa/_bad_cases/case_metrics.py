@@ -115,15 +115,14 @@ def output_pairs(
 ) -> Iterator[OutputPair]:
     """The outputs of both models on a batch of this size, leaf by leaf; without a batch axis, each as a whole.
 
-    ``layouts`` are those of the leaves for the mask ``keep``, none if there is no mask.
+    ``layouts`` are those of the leaves for the mask ``keep``.
     """
     names, left = leaf_names(reference), pytree.tree_leaves(reference)
     if leaf_names(quantized) != names:
         for name, ref in zip(names, left, strict=True):
             yield OutputPair(name, ref, None, None, "reference and quantized results are nested differently")
         return
-    every = layouts or [None] * len(left)
-    for name, ref, quant, layout in zip(names, left, pytree.tree_leaves(quantized), every, strict=True):
+    for name, ref, quant, layout in zip(names, left, pytree.tree_leaves(quantized), layouts, strict=True):
         ref, quant = _as_tensor(ref), _as_tensor(quant)
         if not isinstance(ref, Tensor) or not isinstance(quant, Tensor):
             yield OutputPair(name, ref, quant, None, f"{'None' if ref is None else type(ref).__name__} is not a tensor")

@@ -27,6 +27,7 @@ from pt2qa._bad_cases.predictions import check_names, distinct, predictions
 from pt2qa._bad_cases.report import BadCases
 from pt2qa._bad_cases.rows import AS_FLOAT32, AS_REAL, LabelCounts, StoredCase, key_of, stored_dtype
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
+from pt2qa._capture.inputs import detached
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import over_ranks
@@ -34,10 +35,9 @@ from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._report.sums import QUANTIZATION, Array
 from pt2qa._simulator.accumulate import (
-    NonFinite,
     accumulate,
     empty_batch,
-    first_nonfinite,
+    first_fault,
     input_ranges,
     is_empty,
     refuse_empty,
@@ -50,7 +50,6 @@ from pt2qa._simulator.batches import (
     input_names,
     named_parts,
     output_names,
-    plain,
     plain_batch,
     structured,
 )
@@ -168,7 +167,7 @@ class _Search:
     post_process: Callable[[Any], Any] | None
     feedback: Feedback
     axis: int | None
-    positions: Positions | None
+    positions: Positions
     check: Verification
     classes: Sequence[str]
     found: Found = field(default_factory=Found)
@@ -224,25 +223,22 @@ class _Search:
         if is_empty(samples, reference):
             self._take_empty()
             return
-        kept = None if self.positions is None else self.positions.of(step.batch, step.reference)
+        kept = self.positions.of(step.batch, step.reference)
         apart = tuple(self._not_finite(step, samples, outputs, kept))
         ranges = () if apart else input_ranges(self.pair.program, step.reference, kept)
         states = self.feedback.state(reference), self.feedback.state(quantized)
         if self.post_process is not None:
             with torch.no_grad():
                 reference, quantized = self.post_process(reference), self.post_process(quantized)
-        layouts, keep = [], None
-        if kept is not None:
-            keep, processed = kept.keep, self.post_process is not None
-            layouts = kept.leading(reference) if processed else kept.layouts_of_outputs()
-        pairs = list(output_pairs(reference, quantized, self.axis, samples, layouts, keep))
+        layouts = kept.layouts_of_outputs() if self.post_process is None else kept.leading(reference)
+        pairs = list(output_pairs(reference, quantized, self.axis, samples, layouts, kept.keep))
         if not self.found.steps:
             check_names(self.classes, pairs)
         seen = {output.name: predictions(output, step.targets, self.classes) for output in pairs}
         scored = [(output, each.name, each.worst, each.scores(output)) for output in pairs for each in self.metrics]
         counts = {}
         if step.targets is not None:
-            for output, own, scores in _labelled(pairs, step.targets, keep):
+            for output, own, scores in _labelled(pairs, step.targets, kept.keep):
                 counts[output.name] = own
                 scored.append((output, FLIPS, "largest", scores))
         standings = {
@@ -256,25 +252,20 @@ class _Search:
         # All at once, so that an interrupted batch leaves no trace.
         self.found, self.states, self.cases = found, states, cases
 
-    def _not_finite(self, step: _Step, samples: int, outputs: Outputs, kept: Counted | None) -> Iterator[SetApart]:
+    def _not_finite(self, step: _Step, samples: int, outputs: Outputs, kept: Counted) -> Iterator[SetApart]:
         """What is wrong with a batch on which an output is NaN, or infinite in only one model.
 
         Post-processing, such as argmax, may hide it, so the outputs before it are looked at.
         """
-        runs = outputs.reference, outputs.quantized
-        leaves = [pytree.tree_leaves(plain(run)) if kept is None else kept.outputs(run) for run in runs]
-        pairs = list(zip(*leaves, strict=True))
+        pairs = list(zip(*map(kept.outputs, (outputs.reference, outputs.quantized)), strict=True))
         names = output_names(self.pair.quantized, len(pairs))
         wrong = [(name, culprit) for name, both in zip(names, pairs, strict=True) if (culprit := unlike(*both))]
-        if not wrong:
-            return
-        found = first_nonfinite(self.pair.simulator, step.reference)
-        if found is None:
-            # With feedback, the fault is in the quantized model's own state.
+        if wrong:
+            # With feedback, the fault may be in the quantized model's own state.
             name, (what, side, _) = wrong[0]
-            found = NonFinite(name, side, what, -1)
-        sample = found.sample if self.axis == 0 else -1
-        yield SetApart(0, samples, sample, found.side, found.what, found.name, found.origin)
+            found = first_fault(self.pair.simulator, step.reference, 0, samples)
+            found = found or SetApart(0, samples, -1, side, what, name)
+            yield found if self.axis == 0 else replace(found, sample=-1)
 
     def _cases(self, found: Found, step: _Step, size: int) -> dict[CaseKey, CaseBatch]:
         """The cases in any standing: those kept so far, and copies from this batch."""
@@ -288,9 +279,9 @@ class _Search:
                 key = (batch, sample) if (batch, sample) in self.cases else (batch, -1)
                 cases[key] = self.cases[key]
             elif sample < 0 or not alone:
-                cases.setdefault((batch, -1), CaseBatch(copied(step.batch), first, 1))
+                cases.setdefault((batch, -1), CaseBatch(detached(step.batch), first, 1))
             else:
-                own = copied(cut(step.batch, sample, axis or 0))
+                own = detached(cut(step.batch, sample, axis or 0))
                 cases[batch, sample] = CaseBatch(own, index, self._repeats(own, size))
         return cases
 
@@ -313,11 +304,10 @@ class _Search:
             "metric": ", ".join(metric.name for metric in self.metrics),
             "k": str(self.k),
             "feedback": ", ".join(self.feedback.sources),
+            **self.positions.settings,
         }
-        if self.positions is not None:
-            settings["mask"] = self.positions.name
-            if self.post_process is None:
-                notes = [*notes, *self.positions.note(slots_in(self.pair.program.outputs), "outputs")]
+        if self.post_process is None:
+            notes = [*notes, *self.positions.note(slots_in(self.pair.program.outputs), "outputs")]
         return BadCases(
             **self.found.fields(standings, cases, notes, settings),
             batch_axis=-1 if self.axis is None else self.axis,
@@ -409,11 +399,6 @@ def cut(batch: Batch, sample: int, axis: int) -> Batch:
         return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value
 
     return pytree.tree_map(narrow, batch)
-
-
-def copied(batch: Batch) -> Batch:
-    """A copy of a batch: a view would keep the whole batch alive, and loaders may reuse their tensors."""
-    return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, Tensor) else value, batch)
 
 
 def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:

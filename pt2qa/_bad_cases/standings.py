@@ -201,11 +201,14 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
     for report in reports:
         for case in report.cases:
             moved = replace(case, batch=found.steps + case.batch, index=found.samples + case.index)
-            cases[moved.batch, moved.sample] = moved, _moved(report.inputs, case, moved)
+            old, new = (key_of(each.batch, each.sample, 0)[:-1] for each in (case, moved))
+            own = {new + name.removeprefix(old): array for name, array in report.inputs.items() if name.startswith(old)}
+            cases[moved.batch, moved.sample] = moved, own
         standings = {(each.metric, each.output): each for each in _standings(report)}
         labels = {counts.output: counts for counts in report.labels}
-        own = Found(standings, labels, report.steps, report.samples, report.set_apart, report.input_ranges)
-        found = found.merge(own)
+        found = found.merge(
+            Found(standings, labels, report.steps, report.samples, report.set_apart, report.input_ranges)
+        )
     notes = joined_notes([notes_without("of sums", report.notes) for report in reports])
     return replace(first, **found.fields(list(found.standings.values()), cases, notes, settings))
 
@@ -222,8 +225,3 @@ def _standings(report: Any) -> list[Standing]:
             raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
         entries[each.standing].append(Entry(each.entry.tier, row))
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]
-
-
-def _moved(inputs: Mapping[str, Array], case: StoredCase, moved: StoredCase) -> dict[str, Array]:
-    old, new = key_of(case.batch, case.sample, 0)[:-1], key_of(moved.batch, moved.sample, 0)[:-1]
-    return {new + name.removeprefix(old): array for name, array in inputs.items() if name.startswith(old)}

@@ -15,7 +15,6 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import computes
-from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
@@ -33,10 +32,10 @@ from pt2qa._simulator.accumulate import (
     is_empty,
     refuse_empty,
 )
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
-from pt2qa._simulator.data import Counted, Data, Layout, Mask, Positions
+from pt2qa._simulator.batches import Batch, count_samples, flat_outputs, has_no_element, output_names
+from pt2qa._simulator.data import Counted, Data, Mask, Positions
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.program import Program, Step
+from pt2qa._simulator.program import Program, Slot, Step
 from pt2qa._simulator.verification import Outputs, Verification
 from pt2qa.errors import BatchError, Pt2qaError, QuantizeError, ReportError, SelectionError, SimulationError
 from pt2qa.plugins import describe, resolve
@@ -111,8 +110,7 @@ def compare_quantizers(
     notes += run.notes()
     candidates = [_candidate(name, named[name], pairs.get(name), failed) for name in named]
     settings = {f"quantization of {name}": pair.quantization for name, pair in pairs.items()}
-    if run.positions is not None:
-        settings["mask"] = run.positions.name
+    settings |= run.positions.settings
     return CandidateReport(
         **compared(run.sums(), candidates, run.health.set_apart, run.batches, settings),
         notes=tuple(dict.fromkeys(notes)),
@@ -170,7 +168,7 @@ class _Comparison(Tally):
         # The float graphs differ only in what prepare folded and rewrote; calibration has checked that.
         self.first = first = next(iter(pairs.values()))
         self.reference = first.simulator
-        self.positions = None if mask is None else Positions(first.quantized, first.program, mask)
+        self.positions = Positions(first.quantized, first.program, mask)
         self.places = {name: _places(pair.program) for name, pair in pairs.items()}
         self.known = {name: frozenset(places.values()) for name, places in self.places.items()}
         ops = [step for step in first.program.steps if step.site is None]
@@ -184,10 +182,10 @@ class _Comparison(Tally):
         if has_no_element(values):
             self.took(0, empty_batch(self.batches))
             return
-        counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
+        counted = self.positions.of(batch, values)
         self._take(values, self._verified(values, counted), counted)
 
-    def _verified(self, values: list[Any], counted: Counted | None) -> _Outputs:
+    def _verified(self, values: list[Any], counted: Counted) -> _Outputs:
         """One run; drops candidates that the simulator does not compute exactly."""
         run = self._measure(values, counted)
         for name in list(self.pairs):
@@ -202,7 +200,7 @@ class _Comparison(Tally):
         return run
 
     @computes
-    def _measure(self, values: list[Any], counted: Counted | None) -> _Outputs:
+    def _measure(self, values: list[Any], counted: Counted) -> _Outputs:
         """Runs all models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         found: list[tuple[ValueSums, dict[str, NoiseSums]]] = []
         runners = {
@@ -212,24 +210,25 @@ class _Comparison(Tally):
         def visit(step: Step, value: Any) -> None:
             if step.site is None:
                 others = {name: r.value(step.name) for name, r in runners.items() if step.name in self.known[name]}
-                kept = _kept(counted, None if counted is None else counted.layouts.get(step.out))
+                kept = functools.partial(counted.of, step.out)
                 found.append((self.values[step.name], _noise(value, others, kept)))
 
-        reference = _leaves(self.reference.run(values, False, visit))
+        reference = flat_outputs(self.reference.run(values, False, visit))
         with torch.no_grad():
-            results = {name: _leaves(runner.finish()) for name, runner in runners.items()}
+            results = {name: flat_outputs(runner.finish()) for name, runner in runners.items()}
         if not self.outputs:
             names = output_names(self.first.quantized, len(reference))
             self.outputs = [ValueSums(-1, name, "", "output") for name in names]
-        layouts = [None] * len(reference) if counted is None else counted.layouts_of_outputs()
+        slots = [leaf.number if isinstance(leaf, Slot) else -1 for leaf in flat_outputs(self.first.program.outputs)]
         has_nan = False
         for number, (output, leaf) in enumerate(zip(self.outputs, reference, strict=True)):
-            kept, others = _kept(counted, layouts[number]), {name: result[number] for name, result in results.items()}
+            others = {name: result[number] for name, result in results.items()}
+            kept = functools.partial(counted.of, slots[number])
             found.append((output, _noise(leaf, others, kept)))
             has_nan = has_nan or (isinstance(leaf, Tensor) and bool(kept(leaf).isnan().any()))
         return _Outputs(reference, results, found, has_nan)
 
-    def _take(self, values: list[Any], run: _Outputs, counted: Counted | None) -> None:
+    def _take(self, values: list[Any], run: _Outputs, counted: Counted) -> None:
         samples = count_samples(values)
         apart = self._why_apart(values, samples, run)
         left_out = self.pairs if any(not each.candidate for each in apart) else {each.candidate for each in apart}
@@ -262,10 +261,8 @@ class _Comparison(Tally):
         return [value.of(self.pairs) for value in values]
 
     def notes(self) -> list[str]:
-        notes = []
-        if self.positions is not None and self.positions.layouts is not None:
-            slots = [self.slots[name] for name, value in self.values.items() if value.counted]
-            notes += self.positions.note([*slots, *slots_in(self.first.program.outputs)])
+        slots = [self.slots[name] for name, value in self.values.items() if value.counted]
+        notes = self.positions.note([*slots, *slots_in(self.first.program.outputs)])
         if missing := [name for name, value in self.values.items() if not value.seen]:
             notes.append(f"not compared, no single tensor as output: {len(missing)} ops, such as {missing[0]}")
         for name in self.pairs:
@@ -303,10 +300,6 @@ class _Runner:
         return self.outputs
 
 
-def _leaves(outputs: Any) -> list[Any]:
-    return pytree.tree_leaves(plain(outputs))
-
-
 def _places(program: Program) -> dict[int, str]:
     """By step number, the op whose value is observed there: at its first site, or at the op itself."""
     sites: dict[int, int] = {}
@@ -314,13 +307,6 @@ def _places(program: Program) -> dict[int, str]:
         if step.site is not None and step.duplicate_of is None:
             sites.setdefault(step.reads[0], step.index)
     return {sites.get(step.out, step.index): step.name for step in program.steps if step.site is None}
-
-
-def _kept(counted: Counted | None, layout: Layout | None) -> Callable[[Any], Any]:
-    """From a value to its elements that count."""
-    if counted is None or layout is None:
-        return lambda value: value
-    return functools.partial(layout.counted, keep=counted.keep)
 
 
 def _noise(reference: Any, others: Mapping[str, Any], kept: Callable[[Any], Any]) -> dict[str, NoiseSums]:

@@ -160,7 +160,6 @@ class CandidateReport(DataReport):
         return table(self.shown(), self._ordered(sort)[0], None, limit, width)
 
     def _summary(self) -> Sequence[str]:
-        """Which one to take."""
         best = self.best
         failed = {candidate.name: candidate.note for candidate in self.candidates if candidate.note}
         # NaN from a single candidate is the most severe; a candidate that never ran cannot be recommended.

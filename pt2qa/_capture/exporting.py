@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+from pt2qa._capture.inputs import detached
 from pt2qa._graph.agreement import agreement_in, compare_outputs, difference
 from pt2qa._graph.handles import is_quantization, op_of
 from pt2qa._graph.internals.nodes import calls_guards
@@ -198,8 +199,8 @@ class State:
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a model or graph returns for copies of the inputs."""
-    args, kwargs = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
-    return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), function(*args, **kwargs))
+    args, kwargs = detached((args, kwargs))
+    return detached(function(*args, **kwargs))
 
 
 def run_eager(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

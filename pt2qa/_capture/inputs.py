@@ -84,6 +84,11 @@ def without_gradients(value: Tensor) -> Tensor:
     return value.detach() if value.requires_grad or isinstance(value, nn.Parameter) else value
 
 
+def detached(values: Any) -> Any:
+    """A copy of values, nested or not, that keeps none of their memory alive and that nothing else writes to."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), values)
+
+
 def refuse_unusable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for name, value in leaf_names(args, kwargs):
         reason = refusal(f"example input {name}", value)

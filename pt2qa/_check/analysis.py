@@ -169,7 +169,6 @@ def _check_model(model: nn.Module, capture: Capture | None) -> None:
 
 
 def _every_rule(context: CheckContext) -> dict[str, Rule]:
-    """pt2qa's rules and the plug-in's, by id."""
     every, plugin = dict(RULES), context.known("plugin")
     for rule in rules_of(plugin):
         if rule.id in every:
@@ -219,7 +218,6 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
 
 
 def _about(context: CheckContext) -> dict[str, Any]:
-    """What the report says of quantizer, model and environment."""
     given, value, plugin = context.given, context.value, context.known("plugin")
     said = describe(plugin) if plugin is not None else "" if context.quantizer is None else str(context.quantizer)
     if given == "pair":

@@ -337,7 +337,6 @@ def require(found: _Value | None, otherwise: str) -> _Value:
 
 
 def _with_handles(given: _Exported) -> _Exported:
-    """A copy of a program or a graph, with handles."""
     copied = copy_to_edit(given)
     if not names_of(copied):
         assign_handles(copied)

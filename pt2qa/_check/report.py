@@ -181,7 +181,6 @@ class Findings(DataReport):
         return sections(_printed(group, limit, width) for group in self.groups(sort))
 
     def _summary(self) -> Sequence[str]:
-        """What was looked at, what was not, and why not."""
         clear = sum(rule.outcome == "clear" for rule in self.rules)
         idle = [rule for rule in self.rules if rule.outcome == "not applied"]
         silenced = sum(rule.silenced for rule in self.rules)
@@ -197,7 +196,6 @@ class Findings(DataReport):
 
 
 def _printed(group: Group, limit: int | None, width: int) -> str:
-    """What a rule is about, the places, what to do."""
     shown = group.rows[:limit]
     head = f"{group.severity.upper()} {group.name} ({len(group.rows)}): {group.title}"
     lines = [wrap(head, width, indent="  ")]

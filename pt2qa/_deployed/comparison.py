@@ -25,7 +25,6 @@ from pt2qa._deployed.recorded import order_of
 from pt2qa._deployed.report import DeployedReport, DeployedRow, StageRow
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import name_of_dtype
-from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair, identity_of
 from pt2qa._report.notes import notes_without
@@ -39,14 +38,14 @@ from pt2qa._simulator.batches import (
     as_batch,
     as_call,
     count_samples,
+    flat_outputs,
     has_no_element,
     leaves_of,
-    plain,
     structured,
     tensor_outputs,
 )
 from pt2qa._simulator.data import Counted, Mask, Positions
-from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.program import QuantParams
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa._simulator.verification import TOLERANCE, Outputs, Verification, graph_outputs, kind_of
@@ -139,7 +138,7 @@ class Comparison(Tally):
         self, pair: QuantizedPair, lowerable: Lowerable, program: DeployedProgram, backend: str, mask: Mask | None
     ) -> None:
         self.pair, self.lowerable, self.program, self.backend = pair, lowerable, program, backend
-        self.positions = None if mask is None else Positions(pair.quantized, pair.program, mask)
+        self.positions = Positions(pair.quantized, pair.program, mask)
         self.stages = Stages(pair)
         self.check = Verification(pair.graphs)
         reasons = program.taps
@@ -166,7 +165,7 @@ class Comparison(Tally):
         if has_no_element(values) or (not samples and is_empty(samples, self.pair.simulator.run(values))):
             self.took(0, empty_batch(self.batches))
             return
-        counted = None if self.positions is None else self.positions.of(batch, values)
+        counted = self.positions.of(batch, values)
         ran = run_program(self.program, values)
         seen = {} if ran.changed else {index: ran.values[observed.node] for index, observed in self.observed.items()}
         measured = self.check.run(functools.partial(self._measure, values, seen, counted), values)
@@ -174,10 +173,9 @@ class Comparison(Tally):
         before = self.stages.before(batch, values)
         prepared, converted = leaves_of(measured.reference), leaves_of(measured.quantized)
         deployed = self._fitting(converted, ran.outputs)
-        kept: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list if counted is None else counted.tensors
         stages = {**before, "prepared": prepared, "converted": converted, "deployed": deployed}
-        every = {name: kept(found) for name, found in stages.items()}
-        alone = [None] * len(deployed) if measured.outputs is None else kept(measured.outputs)
+        every = {name: counted.tensors(found) for name, found in stages.items()}
+        alone = [None] * len(deployed) if measured.outputs is None else counted.tensors(measured.outputs)
         three = every["prepared"], every["converted"], every["deployed"]
         outputs = [_output(*each) for each in zip(*three, alone, strict=True)]
         apart = self._why_apart(values, samples, measured, outputs)
@@ -191,7 +189,7 @@ class Comparison(Tally):
         self.disturbed += ran.changed
         self.took(samples, apart, ranges=input_ranges(self.pair.program, values, counted) if apart is None else ())
 
-    def _measure(self, values: list[Any], seen: Mapping[int, Tensor], counted: Counted | None) -> _Measured:
+    def _measure(self, values: list[Any], seen: Mapping[int, Tensor], counted: Counted) -> _Measured:
         """Runs both models and the isolated one; adds nothing yet, so that the run can be checked or repeated."""
         found: dict[int, _Sums] = {}
         walk = self.pair.simulator.walk(values)
@@ -208,17 +206,17 @@ class Comparison(Tally):
                 instead = None
                 if step.index == index:
                     break
-            kept = functools.partial(_kept, counted, event.step.out)
+            kept = functools.partial(counted.of, event.step.out)
             found[index] = _compared(event.reference, event.quantized, value, deployed, kept)
             # A kernel may keep more bits than the dtype that the graph has there.
             instead = deployed.to(value.dtype) if found[index].count else None
 
-        reference, quantized = lockstep(self.pair.simulator, values, visit)
+        reference, quantized = Lockstep(self.pair.simulator).run(values, visit)
         return _Measured(reference, quantized, (), found, _finish(walk, instead) if found else None)
 
     @computes
     def _check_isolated(
-        self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured, counted: Counted | None
+        self, values: list[Any], seen: Mapping[int, Tensor], measured: _Measured, counted: Counted
     ) -> None:
         """Runs the converted graph's own nodes on the deployed values, for data of each kind: they must agree."""
         kind = kind_of(values)
@@ -232,7 +230,7 @@ class Comparison(Tally):
             if index is None or not measured.sums[index].count:
                 return None
             observed, expected = self.observed[index], measured.sums[index].noise[0]
-            both = tuple(_kept(counted, observed.step.out, observed.value(each)) for each in (result, seen[index]))
+            both = tuple(counted.of(observed.step.out, observed.value(each)) for each in (result, seen[index]))
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
@@ -271,8 +269,8 @@ class Comparison(Tally):
         leaves = list(run_program(self.program, values, observed=False).outputs)
         if self.order:
             leaves = [leaves[place] for place in self.order]
-        if len(leaves) != len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))):
-            every = pytree.tree_leaves(plain(self.pair.simulator.run(values)))  # numbers and sizes, which it leaves out
+        if len(leaves) != len(flat_outputs(graph.graph.output_node().args[0])):
+            every = flat_outputs(self.pair.simulator.run(values))  # numbers and sizes, which it leaves out
             for place, leaf in zip(self.places, leaves, strict=True):
                 every[place] = leaf
             leaves = every
@@ -293,7 +291,7 @@ class Comparison(Tally):
     def _fitting(self, expected: Sequence[Tensor], outputs: Sequence[Any]) -> list[Tensor]:
         """The outputs of the program that are to be compared, in the model's order."""
         found = leaves_of(outputs)
-        returned = pytree.tree_leaves(plain(self.pair.quantized.graph.output_node().args[0]))
+        returned = flat_outputs(self.pair.quantized.graph.output_node().args[0])
         if len(found) > len(expected) and len(outputs) == len(returned):
             found = [outputs[place] for place in self.places]  # a device may return numbers and sizes as tensors
         if not self.lowerable.values and len(found) == len(expected) > 1:
@@ -337,9 +335,8 @@ class Comparison(Tally):
 
     def report(self, notes: Sequence[str]) -> DeployedReport:
         pair = self.pair
-        if self.positions is not None and self.positions.layouts is not None:
-            slots = [observed.step.out for observed in self.observed.values()]
-            notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
+        slots = [observed.step.out for observed in self.observed.values()]
+        notes = [*notes, *self.positions.note([*slots, *self._output_slots()])]
         disturbed = (
             f"observing changed the program's outputs on this data: {self.disturbed} of {self.batches} batches have no "
             "intermediate values"
@@ -386,7 +383,7 @@ class Comparison(Tally):
         return _finished(place, observed.params, inside, sums, note, self.causes.get(observed.step.index, ""))
 
     def _output_slots(self) -> list[int]:
-        leaves = pytree.tree_leaves(plain(self.pair.program.outputs))
+        leaves = flat_outputs(self.pair.program.outputs)
         return [leaves[number].number for number in self.places]
 
     def _together(self, slots: Sequence[int]) -> str:
@@ -402,11 +399,6 @@ class Comparison(Tally):
             step = program.steps[index]
             ahead += step.reads if step.duplicate_of is None else [step.duplicate_of]
         return f"measured together with {few(names)}, not observed" if names else ""
-
-
-def _kept(counted: Counted | None, slot: int, value: Tensor) -> Tensor:
-    found: Tensor = value if counted is None else counted.of(slot, value)
-    return found
 
 
 def _compared(

@@ -19,18 +19,18 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 from tqdm import tqdm
 
-from pt2qa._capture.inputs import device_of
+from pt2qa._capture.inputs import detached, device_of
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import copy_nodes
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._graph.internals.torch import dynamic_dimensions, pytree
+from pt2qa._graph.internals.torch import dynamic_dimensions
 from pt2qa._printable import did_you_mean
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._report.rows import installed
-from pt2qa._simulator.batches import Batch, as_batch, is_tensor, plain
+from pt2qa._simulator.batches import Batch, as_batch, flat_outputs, is_tensor
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import add_state
 from pt2qa.errors import DeploymentError, PluginError
@@ -116,7 +116,7 @@ def lowerable(pair: QuantizedPair) -> Lowerable:
     if pair.origin is not None:
         names = {own: names[name] for own, name in pair.origin.names.items()}
     output = graph.graph.output_node()
-    output.args = (tuple(leaf for leaf in pytree.tree_leaves(plain(output.args[0])) if is_tensor(leaf)),)
+    output.args = (tuple(leaf for leaf in flat_outputs(output.args[0]) if is_tensor(leaf)),)
     graph.graph.set_codegen(CodeGen())
     graph.recompile()
     original = {node.name: name for name, node in names.items()}
@@ -153,12 +153,7 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
 
 def inputs_for(values: Sequence[Any]) -> tuple[Any, ...]:
     """Copies of flat inputs, so that no backend can write to the caller's."""
-    return tuple(map(own, values))
-
-
-def own(value: Any) -> Any:
-    """A copy of a tensor; anything else as it is."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return tuple(map(detached, values))
 
 
 class OtherProgramError(DeploymentError):

@@ -16,9 +16,10 @@ from torch.fx import Graph, GraphModule, Node
 from tqdm import tqdm
 
 from pt2qa._ambient import torch_defaults
+from pt2qa._capture.inputs import detached
 from pt2qa._deployed.analysis import compare_deployed
 from pt2qa._deployed.causes import apart
-from pt2qa._deployed.deployment import backend_for, inputs_for, lowerable, own
+from pt2qa._deployed.deployment import backend_for, inputs_for, lowerable
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import copy_nodes, handle_of, name_of
 from pt2qa._layers.analysis import compare_layers
@@ -87,7 +88,7 @@ class Reduction:
             folder.mkdir(parents=True)
             torch.export.save(program, folder / PROGRAM)
             # In memory of its own: the file holds no views.
-            save_file({name: own(value).contiguous() for name, value in tensors.items()}, folder / TENSORS)
+            save_file({name: detached(value).contiguous() for name, value in tensors.items()}, folder / TENSORS)
             (folder / SCRIPT).write_text(self._code(), encoding="utf-8")
         except OSError as error:
             raise DeploymentError(
@@ -197,11 +198,11 @@ class _Search:
         self.tried, self.says, self.refusal = 0, "", ""
         floats: dict[str, Any] = {}
         if fault == "rounding":
-            pair.simulator.run(inputs, False, lambda step, value: floats.update({step.node: own(value)}))
+            pair.simulator.run(inputs, False, lambda step, value: floats.update({step.node: detached(value)}))
         original = self.place.original
 
         def keep(node: Node, value: Any) -> Any:
-            self.values[node] = own(
+            self.values[node] = detached(
                 value if quant_ops.is_quantization(node) else floats.get(original[node.name], value)
             )
             return self.values[node]

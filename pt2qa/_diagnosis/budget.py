@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import nan, sqrt
+from math import sqrt
 from typing import Any, Final, NamedTuple, cast, get_args
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
-from pt2qa._diagnosis.budget_report import UNATTRIBUTED, BudgetRow, ErrorBudget, Mechanism
+from pt2qa._diagnosis.budget_report import UNATTRIBUTED, BudgetRow, ErrorBudget, Mechanism, share_of
 from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises, together
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.torch import HigherOrderOperator, pytree
@@ -91,7 +91,7 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
         if site.index in whole:
             return {UNATTRIBUTED: Variant(own)}
         if site.index in before and before[site.index].settles:
-            own = clamp = _unchanged
+            own = clamp = torch.nn.Identity()
         elif site.index in before:
             start = before[site.index].leaves
             own, clamp = InSeries(start, own), InSeries(start, clamp)
@@ -106,10 +106,6 @@ def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
         **split(_rows(pair, noises), noises),
         **identity_of(pair),
     )
-
-
-def _unchanged(value: Tensor) -> Tensor:
-    return value
 
 
 def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
@@ -157,10 +153,7 @@ def split(rows: Iterable[Any], noises: SiteNoises) -> dict[str, Any]:
         for row in places
         for key in [(row.site, row.mechanism)]
     ]
-
-    def share(noise: float) -> float:
-        return noise / noises.measured if noises.measured else nan if noise else 0.0
-
+    share = functools.partial(share_of, whole=noises.measured)
     return {
         "rows": tuple(
             replace(row, noise=own.noise, noise_share=share(own.noise), error=share(sqrt(own.variance)))

@@ -42,6 +42,10 @@ UNATTRIBUTED: Final = "nested graph not attributed"
 """The noise of all quantization of a nested graph whose sites are not known."""
 
 
+def share_of(noise: float, whole: float) -> float:
+    return noise / whole if whole else nan if noise else 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BudgetRow(Row):
     """The part of the output noise that one mechanism of one site causes alone.
@@ -181,12 +185,9 @@ class ErrorBudget(DataReport):
         series = [*(name for name in get_args(Mechanism) if name in self.by("mechanism")), "interactions"]
         rows = []
         for label, noises in bars:
-            parts = [self._share(noises.get(name, 0.0)) for name in series]
+            parts = [share_of(noises.get(name, 0.0), self.noise) for name in series]
             rows.append((label, parts, f"{share(summed(parts))} %"))
         return stacked(title, about, series, rows)
-
-    def _share(self, noise: float) -> float:
-        return noise / self.noise if self.noise else nan if noise else 0.0
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
         """The error is shown if something was sampled."""
@@ -208,16 +209,17 @@ class ErrorBudget(DataReport):
         """One sentence: the shares of the mechanisms, and the noisiest modules."""
         if self.noise == 0.0:
             return ""
-        worst = [f"{name or 'the top'} {_percent(self._part(noise))}" for name, noise in self.by("module").items()][:3]
+        worst = [
+            f"{name or 'the top'} {_percent(share_of(noise, self.parts))}" for name, noise in self.by("module").items()
+        ][:3]
         return f"Error budget: {self._by_mechanism()}; most in {', '.join(worst)}."
-
-    def _part(self, noise: float) -> float:
-        return noise / self.parts if self.parts else nan if noise else 0.0
 
     def _by_mechanism(self) -> str:
         """Shares of what adds up; and how much the whole differs from that, in words where it is more than half."""
-        shares = [f"{name} {_percent(self._part(noise))}" for name, noise in self.by("mechanism").items() if noise]
-        left = self._share(self.interactions)
+        shares = [
+            f"{name} {_percent(share_of(noise, self.parts))}" for name, noise in self.by("mechanism").items() if noise
+        ]
+        left = share_of(self.interactions, self.noise)
         if left < -HALF:
             whole = f"errors of several sites mostly cancel, to {_percent(1 / (1 - left))} of that"
         elif left > HALF:

@@ -106,7 +106,7 @@ class Case:
     instead: frozenset[Ranges] = frozenset()
     known_noises: SiteNoises | None = None
 
-    def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted | None]]:
+    def flat(self, data: Data) -> Iterable[tuple[list[Any], Counted]]:
         """Batches with samples as the simulator takes them, and which of their positions count; each is a run."""
         for batch in data:
             values = self.pair.values(batch)
@@ -114,12 +114,13 @@ class Case:
                 self.judge.forwards += 1
                 yield values, self.counted(data, batch, values)
 
-    def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted | None:
-        """Which positions of a batch of some data count; None: all do."""
-        return None if data.mask is None or self._positions is None else self._positions.of(batch, values)
+    def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted:
+        """Which positions of a batch of some data count."""
+        own = self._positions if data.mask is not None else data.positions(self.pair.quantized, self.pair.program)
+        return own.of(batch, values)
 
     @functools.cached_property
-    def _positions(self) -> Positions | None:
+    def _positions(self) -> Positions:
         return self.data.positions(self.pair.quantized, self.pair.program)
 
     @functools.cached_property
@@ -155,7 +156,7 @@ class Case:
             return ()
         return tuple(observe(self.pair, self._of_fold(fold)) for fold in (0, 1))
 
-    def _of_fold(self, fold: int) -> Iterator[tuple[list[Any], Counted | None]]:
+    def _of_fold(self, fold: int) -> Iterator[tuple[list[Any], Counted]]:
         for item in self.judge.reference:
             if self.judge.reference.fold_of[item.key] == fold:
                 self.judge.forwards += 1
@@ -173,9 +174,8 @@ class Case:
         else:
             one, other = self._folds
             found = {site: observed_together([one[site], other[site]]) for site in one}
-        if self._positions is not None:
-            sites = [step.out for step in self.pair.program.steps if step.site in found]
-            self.notes += self._positions.note(sites, "rounded activations")
+        sites = [step.out for step in self.pair.program.steps if step.site in found]
+        self.notes += self._positions.note(sites, "rounded activations")
         return found
 
     def seen_for(self, site: int) -> list[Observed]:
@@ -222,8 +222,7 @@ class Case:
         for batch in data:
             values = self.pair.values(batch)
             if count_samples(values):
-                counted = None if self._positions is None else self._positions.of(batch, values)
-                own.add(digest_of(values if counted is None else counted.inputs(values)))
+                own.add(digest_of(self._positions.of(batch, values).inputs(values)))
         return set().union(*everywhere(own))
 
     @functools.cached_property

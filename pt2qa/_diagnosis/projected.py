@@ -14,6 +14,7 @@ from itertools import chain
 from math import nan
 from typing import Any, Literal
 
+from pt2qa._capture.inputs import detached
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoNumberError, of_all_ranks
@@ -24,15 +25,7 @@ from pt2qa._report.sums import FIRST, LARGEST, QUANTIZATION, Mergeable
 from pt2qa._sensitivity.costs import Survey, survey
 from pt2qa._sensitivity.gradients import WithoutGradient
 from pt2qa._sensitivity.ledger import PROJECTIONS
-from pt2qa._sensitivity.metrics import (
-    detached,
-    fault_of,
-    finished,
-    float_leaves,
-    float_names,
-    paired_leaves,
-    signal_of,
-)
+from pt2qa._sensitivity.metrics import fault_of, finished, float_leaves, float_names, paired_leaves, signal_of
 from pt2qa._sensitivity.paths import Path, plan_paths
 from pt2qa._sensitivity.precision import FEWEST
 from pt2qa._sensitivity.projection import Key, Projection
@@ -166,7 +159,7 @@ class _Noises(Tally):
     """Sums over the batches so far, and the ``most`` projections of one.
 
     ``projection`` is None before the first batch and for the exact method.  The variants that are ``sampled`` were
-    measured on ``sampled_on`` samples.
+    measured on ``sampled_on`` samples.  ``values``, ``samples`` and ``counted`` are of the batch that is measured.
     """
 
     pair: QuantizedPair
@@ -178,9 +171,11 @@ class _Noises(Tally):
     quantized: Callable[[Sequence[Any]], Any]
     verification: Verification
     notes: list[str]
-    positions: Positions | None = None
+    positions: Positions
     relative: bool = False
-    counted: Counted | None = None
+    values: Sequence[Any] = ()
+    samples: int = 0
+    counted: Counted = field(init=False)
     seen: Survey | None = None
     projection: Projection | None = None
     noise: dict[Key, float] = field(default_factory=dict)
@@ -194,109 +189,101 @@ class _Noises(Tally):
     content: Counter[int] = field(default_factory=Counter)
 
     def add(self, batch: Batch) -> None:
-        values = self.pair.values(batch)
-        samples = count_samples(values)
-        if not samples:
+        self.values = values = self.pair.values(batch)
+        self.samples = count_samples(values)
+        if not self.samples:
             self.took(0, empty_batch(self.batches))
             return
-        self.counted = None if self.positions is None else self.positions.of(batch, values)
+        self.counted = self.positions.of(batch, values)
         if self.seen is None:
             self.seen = survey(self.pair.simulator, values)
             if self.method != "exact":
                 self.projection = Projection(self.pair, None, self.paths, self.variants)
         if self.projection is not None:
             try:
-                self._projected(self.projection, values, samples)
+                self._projected(self.projection)
                 return
             except WithoutGradient as error:
                 if self.method == "projection":
                     raise
                 self.projection = None
                 self.notes.append(f"each site took model runs of its own: {error.reason}")
-        self._exact(values, samples)
+        self._exact()
 
-    def _projected(self, projection: Projection, values: Sequence[Any], samples: int) -> None:
+    def _projected(self, projection: Projection) -> None:
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
-        content = int(digest_of(values if self.counted is None else self.counted.inputs(values))[:12], 16)
-        started = projection.start(values, content + self.content[content], self.counted)
+        content = int(digest_of(self.counted.inputs(self.values))[:12], 16)
+        started = projection.start(self.values, content + self.content[content], self.counted)
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
-        returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(values)), values)
+        returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(self.values)), self.values)
         reference, quantized = self._selected(started.reference), self._finished(returned.quantized)
-        if self._counts(values, samples, reference, quantized):
-            weights = self._weights(reference, samples)
+        if self._counts(reference, quantized):
+            weights = self._weights(reference)
             scales = None if weights is None else [weight**0.5 for weight in weights]
             started.project(FEWEST if self.projections is None else self.projections, scales)
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
                 started.project(MOST - started.projections, scales)
-            found = {key: started.noise([key]) for key in self._keys()}
+            keys = [(site, name) for site, variants in self.variants.items() for name in variants]
+            found = {key: started.noise([key]) for key in keys}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
-            self._add(values, samples, reference, quantized, weights, found)
+            self._add(reference, quantized, weights, found)
 
-    def _exact(self, values: Sequence[Any], samples: int) -> None:
-        def engine() -> Outputs:
-            return Outputs(
-                detached(self.pair.simulator.run(values, on=False)),
-                detached(self.quantized(values)),
-            )
-
-        returned = self.verification.run(engine, values)
+    def _exact(self) -> None:
+        run, values = self.pair.simulator.run, self.values
+        returned = self.verification.run(
+            lambda: Outputs(detached(run(values, on=False)), detached(self.quantized(values))), values
+        )
         reference, quantized = (self._finished(each) for each in (returned.reference, returned.quantized))
-        if self._counts(values, samples, reference, quantized):
-            weights = self._weights(reference, samples)
+        if self._counts(reference, quantized):
+            weights = self._weights(reference)
             found: dict[Key, tuple[float, float]] = {}
             for site, variants in self.variants.items():
                 outputs: dict[Rounding | None, Any] = {None: reference}
                 for name, variant in variants.items():
                     for each in variant.both:
                         if each not in outputs:
-                            outputs[each] = self._with(values, site, each)
+                            outputs[each] = self._with(site, each)
                     found[site, name] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
-            self._add(values, samples, reference, quantized, weights, found)
+            self._add(reference, quantized, weights, found)
 
-    def _weights(self, reference: Any, samples: int) -> list[float] | None:
+    def _weights(self, reference: Any) -> list[float] | None:
         """What the squared error of each output counts; None where all count alike."""
         leaves = float_leaves(reference)
         if not self.relative or len(leaves) == 1:
             return None
         sizes = [signal_of(leaf) for leaf in leaves]
-        return [samples / size if size > 0 else 0.0 for size in sizes]
+        return [self.samples / size if size > 0 else 0.0 for size in sizes]
 
-    def _with(self, values: Sequence[Any], site: int, rounding: Rounding) -> Any:
+    def _with(self, site: int, rounding: Rounding) -> Any:
         program = with_roundings(self.pair.program, {site: lambda value, **_: rounding(value)})
-        return detached(self._finished(Simulator(program).run(values, on={site})))
+        return detached(self._finished(Simulator(program).run(self.values, on={site})))
 
     def _finished(self, outputs: Any) -> Any:
         return self._selected(finished(self.pair, outputs, None))
 
     def _selected(self, result: Any) -> Any:
-        return result if self.counted is None else self.counted.selected(result, processed=False)
+        return self.counted.selected(result, processed=False)
 
-    def _counts(self, values: Sequence[Any], samples: int, reference: Any, quantized: Any) -> bool:
+    def _counts(self, reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
-        fault = fault_of(self.pair.simulator, values, self.batches, samples, reference, quantized)
+        fault = fault_of(self.pair.simulator, self.values, self.batches, self.samples, reference, quantized)
         if fault is not None:
             self.took(0, fault)
         return fault is None
 
     def _add(
-        self,
-        values: Sequence[Any],
-        samples: int,
-        reference: Any,
-        quantized: Any,
-        weights: Sequence[float] | None,
-        found: Mapping[Key, tuple[float, float]],
+        self, reference: Any, quantized: Any, weights: Sequence[float] | None, found: Mapping[Key, tuple[float, float]]
     ) -> None:
         for key, (noise, variance) in found.items():
             self.noise[key] = self.noise.get(key, 0.0) + noise
             self.variance[key] = self.variance.get(key, 0.0) + variance
         self.outputs = float_names(reference)
-        self.signal += signal_of(reference) if weights is None else samples * sum(map(bool, weights))
+        self.signal += signal_of(reference) if weights is None else self.samples * sum(map(bool, weights))
         self.measured += _noise(reference, quantized, weights)
-        self.took(samples, ranges=input_ranges(self.pair.program, values, self.counted))
+        self.took(self.samples, ranges=input_ranges(self.pair.program, self.values, self.counted))
         if self.sampled_on < ENOUGH:
             self.sampled_on = self.health.samples
             if self.sampled_on >= ENOUGH:
@@ -309,9 +296,6 @@ class _Noises(Tally):
         if self.projection is not None:
             self.projection.variants = self.variants
 
-    def _keys(self) -> list[Key]:
-        return [(site, name) for site, variants in self.variants.items() for name in variants]
-
     def result(self) -> SiteNoises:
         counted = self.batches - len(self.health.set_apart)
         if not counted:
@@ -323,12 +307,11 @@ class _Noises(Tally):
             silent = [self.pair.sites[site].name for site in self.variants if site not in self.reached]
             if silent:
                 notes.append(f"no gradient from a floating-point output reaches {few(silent, 3)}: the noise there is 0")
-        settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        own = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        settings = {**own, **self.positions.settings}
         if self.relative and len(self.outputs) > 1:
             settings["errors"] = "relative to each output"
-        if self.positions is not None:
-            settings["mask"] = self.positions.name
-            notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
+        notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
         factors = dict.fromkeys(self.sampled, self.health.samples / self.sampled_on)
         return SiteNoises(
             noise={key: noise * factors.get(key[1], 1.0) for key, noise in self.noise.items()},

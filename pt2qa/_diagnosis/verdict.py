@@ -14,7 +14,6 @@ from pt2qa.plugins.options import with_options
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
     from pt2qa._diagnosis.search import Search
-    from pt2qa._simulator.program import Site
     from pt2qa._trials.outcome import Outcome
 
 HALF = 0.5
@@ -36,7 +35,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         now = f"Interrupted. So far: {now}" if interrupted else now
         found = f"{now}. {first.cause}{where}: {first.sentence} ({gain})"
         if len(rows) > 1:
-            found += f"; with {counted(len(rows) - 1, 'more cause')}, {_value(after, unit)} after all remedies"
+            found += f"; with {counted(len(rows) - 1, 'more cause')}, {_shown(after.value, unit)} after all remedies"
         if needed is not None and not after.value >= needed:
             found += f". The target, {number(needed)}, is not met"
         elif needed is not None:
@@ -66,7 +65,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
             f"No certain remedy: {now}. Values beyond the calibrated range, most at {clamped[0]}, make "
             f"{share(clamped[1])} % of the noise: calibrate on more samples{_likeliest(search)}.{rest}"
         )
-    poor, holder = case.now.worst[1] < LOW_SQNR, _holder(case)
+    poor, noises = case.now.worst[1] < LOW_SQNR, case.noises
+    holder = next((s for s in case.pair.sites if 2 * case.noise(s.index) * noises.signal > noises.measured), None)
     if poor and holder is not None:
         return f"No measured remedy helps: {now}. Most of the noise comes from one {holder.kind}: {holder.name}.{rest}"
     if best < LOW_SQNR:
@@ -161,7 +161,7 @@ def story_of(search: Search, after: Outcome | None) -> str:
     """``float 0.96 -> int8 0.11 -> with the remedies 0.95 -> on the kernels 0.95``."""
     judge, unit = search.case.judge, unit_of(search.case)
     steps = [] if judge.metric is None else [f"float {number(judge.float_value)} {unit}"]
-    steps.append(f"int8 {_value(search.case.now, unit)}")
+    steps.append(f"int8 {_shown(search.case.now.value, unit)}")
     kernels = {
         name: f"on the kernels {_shown(row.sqnr, 'dB') if math.isnan(row.value) else _shown(row.value, unit)}"
         for name, row in search.deployed.items()
@@ -170,15 +170,11 @@ def story_of(search: Search, after: Outcome | None) -> str:
         steps += kernels.values()
     many = "remedy" if len(search.rows) == 1 else "remedies"
     if after is not None:
-        steps.append(f"with the {many} {_value(after, unit)}")
+        steps.append(f"with the {many} {_shown(after.value, unit)}")
     if not search.state.made_of_edits:
-        steps.append(f"with the advice {_value(search.quality, unit)}")
+        steps.append(f"with the advice {_shown(search.quality.value, unit)}")
     steps += [kernels[name] for name in kernels if name == "deployed, after"]
     return " -> ".join(steps) if len(steps) > 1 else ""
-
-
-def _value(found: Outcome, unit: str) -> str:
-    return _shown(found.value, unit)
 
 
 def _shown(value: float, unit: str) -> str:
@@ -190,7 +186,7 @@ def _quality(found: Outcome, unit: str) -> str:
     output, sqnr = found.worst
     if sqnr == math.inf == found.value:
         return "the outputs are equal to the float model's"
-    parts = [f"{_value(found, unit)}"]
+    parts = [f"{_shown(found.value, unit)}"]
     if unit != "dB":
         parts.append(f"{decibel(sqnr)} dB")
     if len(found.outputs) > 1:
@@ -202,12 +198,6 @@ def _quality(found: Outcome, unit: str) -> str:
     if not math.isnan(found.labels):
         parts.append(f"{share(found.labels)} % of {found.samples} labels kept")
     return ", ".join(parts)
-
-
-def _holder(case: Case) -> Site | None:
-    """The first site in the graph that alone makes most of the measured noise."""
-    noises = case.noises
-    return next((s for s in case.pair.sites if 2 * case.noise(s.index) * noises.signal > noises.measured), None)
 
 
 def _spread(case: Case) -> str:

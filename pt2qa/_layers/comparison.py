@@ -12,7 +12,6 @@ from typing import Any, cast
 from torch import Tensor
 
 from pt2qa._graph.handles import OpName
-from pt2qa._graph.internals.torch import pytree
 from pt2qa._layers.reading import Block, Reading, nearest_before
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
@@ -30,10 +29,10 @@ from pt2qa._simulator.accumulate import (
     is_empty,
     refuse_empty,
 )
-from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names, plain
+from pt2qa._simulator.batches import Batch, count_samples, has_no_element, output_names
 from pt2qa._simulator.data import Counted, Data
 from pt2qa._simulator.lifetimes import UNWRITTEN, unwritten_values
-from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.program import QuantParams, Step
 from pt2qa._simulator.verification import Isolated, Outputs, Verification
 
@@ -197,11 +196,11 @@ class Comparison(Tally):
         if has_no_element(values):
             self.took(0, empty_batch(self.batches))
             return
-        counted = None if self.positions is None or not count_samples(values) else self.positions.of(batch, values)
+        counted = self.positions.of(batch, values)
         measured = self.check.run(functools.partial(self._measure_batch, values, counted), values)
         self._take(values, measured, counted)
 
-    def _measure_batch(self, values: list[Any], counted: Counted | None) -> _Measured:
+    def _measure_batch(self, values: list[Any], counted: Counted) -> _Measured:
         """Runs both models on a batch; adds nothing yet, so that the run can be checked or repeated."""
         seen: list[tuple[Row, Totals]] = []
 
@@ -211,19 +210,18 @@ class Comparison(Tally):
                 if totals is not None:
                     seen.append((row, totals))
 
-        reference, quantized = lockstep(
+        run = Lockstep(
             self.pair.simulator,
-            values,
-            visit if counted is None else counted.visiting(visit),
             groups=self.groups,
             rounding=self.with_rounding,
             ranges=True,
-            pieces=not self.metrics and counted is None,
-            counted=None if counted is None else counted.at,
+            pieces=not self.metrics and not counted.layouts,
+            counted=counted.at if counted.layouts else None,
         )
+        reference, quantized = run.run(values, counted.visiting(visit) if counted.layouts else visit)
         return _Measured(reference, quantized, tuple(self._isolated(seen, counted)), seen)
 
-    def _isolated(self, seen: Sequence[tuple[Row, Totals]], counted: Counted | None) -> Iterator[Isolated]:
+    def _isolated(self, seen: Sequence[tuple[Row, Totals]], counted: Counted) -> Iterator[Isolated]:
         """The isolated errors of a batch, whose rows may come in chunks."""
         noise: dict[int, NoiseSums] = {}
         for row, totals in seen:
@@ -231,10 +229,9 @@ class Comparison(Tally):
         for row in {id(row): row for row, _ in seen}.values():
             if row.place is not None and row.group is not None and noise[id(row)].count:
                 steps = [self.program.steps[index] for index in self.groups[row.group]]
-                found = Isolated(row.name, row.compared.handle, row.place, steps, noise[id(row)])
-                yield found if counted is None else replace(found, counted=counted.at)
+                yield Isolated(row.name, row.compared.handle, row.place, steps, noise[id(row)], counted.at)
 
-    def _take(self, values: list[Any], measured: _Measured, counted: Counted | None) -> None:
+    def _take(self, values: list[Any], measured: _Measured, counted: Counted) -> None:
         seen, outputs = measured.seen, self._measure_outputs(measured.reference, measured.quantized, counted)
         samples = count_samples(values)
         apart = self._why_apart(values, samples, measured, outputs)
@@ -310,15 +307,9 @@ class Comparison(Tally):
             others["rounding"] = event.rounded
         return others
 
-    def _measure_outputs(
-        self, reference: Any, quantized: Any, counted: Counted | None
-    ) -> list[tuple[Row, Totals, bool]]:
+    def _measure_outputs(self, reference: Any, quantized: Any, counted: Counted) -> list[tuple[Row, Totals, bool]]:
         """The sums of each comparable output, and whether it contains NaN."""
-        both = (
-            pytree.tree_leaves(plain(run)) if counted is None else counted.outputs(run)
-            for run in (reference, quantized)
-        )
-        pairs = list(zip(*both, strict=True))
+        pairs = list(zip(counted.outputs(reference), counted.outputs(quantized), strict=True))
         if not self.outputs:
             names = output_names(self.pair.quantized, len(pairs))
             known = (compared(OpName(name, "", "", "output"), -1, None) for name in names)
@@ -344,12 +335,11 @@ class Comparison(Tally):
         for entry in self.pair.coverage:
             if entry.carries_arithmetic and entry.quantized < entry.total:
                 extra.append(f"{entry.quantized} of {entry.total} {entry.op} ops are quantized; the rest runs in float")
-        settings = {QUANTIZATION: self.pair.quantization, "isolated": str(self.with_isolated)}
-        if self.positions is not None:
-            extra += self.positions.note(
-                row.place.out for rows in self.rows.values() for row in rows if row.place and row.totals.sums.count
-            )
-            settings["mask"] = self.positions.name
+        own = {QUANTIZATION: self.pair.quantization, "isolated": str(self.with_isolated)}
+        settings = {**own, **self.positions.settings}
+        extra += self.positions.note(
+            row.place.out for rows in self.rows.values() for row in rows if row.place and row.totals.sums.count
+        )
         return LayerReport(
             **tables(sums, only_apart=len(self.health.set_apart) == self.batches),
             unpaired=self.pair.pairing.unpaired,

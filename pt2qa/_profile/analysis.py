@@ -295,13 +295,12 @@ class _DeployedProfiler(Measurements):
         found = {number: self._measured(number, ran.values, inside) for number in (() if ran.changed else self.taps)}
         self.take(values, found, ran.outputs, inside, changed=ran.changed)
 
-    def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside | None) -> ValueStatistics:
+    def _measured(self, number: int, values: Mapping[str, Tensor], inside: Inside) -> ValueStatistics:
         tap, value = self.taps[number], self.plan.values[number]
         seen = values[tap.node]
         clamped = None
         if tap.params is not None and not seen.is_floating_point():
-            counted = seen if inside is None else inside.of(value.node.name, seen)
-            clamped = count_at_ends(counted, tap.params)
+            clamped = count_at_ends(inside.of(value.node.name, seen), tap.params)
         return measured(value, tap.value(seen), self.wanted, clamped, inside)
 
     def profile(self, before: Sequence[str] = (), after: Sequence[str] = ()) -> Profile:

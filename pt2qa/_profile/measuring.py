@@ -109,7 +109,7 @@ def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any
     return values
 
 
-def health_of(target: ProfileTarget, number: int, values: Sequence[Any], inside: Inside | None) -> DataHealth:
+def health_of(target: ProfileTarget, number: int, values: Sequence[Any], inside: Inside) -> DataHealth:
     """The health of one batch: whether an input has NaN, and for a pair, what lies outside the ranges of its sites.
 
     Integers have no NaN, so a quantized graph shows none behind its inputs.
@@ -123,8 +123,7 @@ def health_of(target: ProfileTarget, number: int, values: Sequence[Any], inside:
     apart = tuple(itertools.islice(faults, 1))
     if apart or target.program is None:
         return DataHealth(1, samples, apart)
-    if inside is not None:
-        values = [inside.of(node.name, value) for node, value in zip(nodes, values, strict=True)]
+    values = [inside.of(node.name, value) for node, value in zip(nodes, values, strict=True)]
     return DataHealth(1, samples, (), input_ranges(target.program, values))
 
 
@@ -175,8 +174,8 @@ class Measurements:
 
     def __init__(self, target: ProfileTarget, plan: Plan, wanted: Wanted, mask: Mask | None) -> None:
         self.target, self.plan = target, plan
-        self._axes = None if mask is None else Axes(target.graph, mask)
-        self.wanted = replace(wanted, mask="" if self._axes is None else self._axes.name)
+        self._axes = Axes(target.graph, mask)
+        self.wanted = replace(wanted, mask=self._axes.settings.get("mask", ""))
         self._done = _Done()
 
     @property
@@ -191,15 +190,15 @@ class Measurements:
     def samples(self) -> int:
         return self._done.health.samples
 
-    def inside(self, batch: Batch, values: Sequence[Any]) -> Inside | None:
-        """Which positions of a batch count; None: all do."""
-        return None if self._axes is None or not count_samples(list(values)) else self._axes.of(batch, values)
+    def inside(self, batch: Batch, values: Sequence[Any]) -> Inside:
+        """Which positions of a batch count."""
+        return self._axes.of(batch, values)
 
     def takes_empty(self, values: Sequence[Any]) -> bool:
         """Whether a batch has no element; it is counted then, and need not run."""
         empty = has_no_element(values)
         if empty:
-            self.take(values, {}, None, None)
+            self.take(values, {}, None, Inside(None, {}))
         return empty
 
     def take(
@@ -207,7 +206,7 @@ class Measurements:
         values: Sequence[Any],
         found: Mapping[int, ValueStatistics],
         outputs: Any,
-        inside: Inside | None,
+        inside: Inside,
         *,
         changed: bool = False,
     ) -> None:
@@ -254,7 +253,7 @@ class Measurements:
             yield f"not measured, {UNWRITTEN}: {few(self.plan.unwritten)}"
 
     def notes(self) -> Iterator[str]:
-        if self._axes is not None and self._axes.layouts is not None:
+        if self._axes.layouts is not None:
             yield from self._about_mask(self._axes.layouts)
         total = counted(self.batches, "batch", "batches")
         unusable = "no values, because observing changed the program's outputs,"

@@ -73,7 +73,7 @@ class Watch(GraphRun):
         plan: Plan,
         wanted: Wanted,
         known: Collection[int],
-        inside: Inside | None,
+        inside: Inside,
         *,
         observes: bool,
     ) -> None:
@@ -132,12 +132,10 @@ class Watch(GraphRun):
         if not isinstance(source, Tensor):
             return None
         # Zero is in every range, so what is zeroed is not clamped.
-        return count_clamped(source if self.inside is None else self.inside.zeroed(made.name, source), params)
+        return count_clamped(self.inside.zeroed(made.name, source), params)
 
 
-def measured(
-    value: Value, result: Tensor, wanted: Wanted, clamped: int | None, inside: Inside | None
-) -> ValueStatistics:
+def measured(value: Value, result: Tensor, wanted: Wanted, clamped: int | None, inside: Inside) -> ValueStatistics:
     """The statistics of a value on one batch, at the positions that count, of which the clamp moved so many."""
     channels, shape, dimensions = None, tuple(result.shape), result.dim()
     axis = result.dim() - 1 if value.channels < 0 else value.channels
@@ -147,7 +145,7 @@ def measured(
         axis = 0
     has_channels = wanted.per_channel and dimensions > max(axis, 1) and not result.is_complex()
     moved: int | None = axis
-    if inside is not None and not value.constant:
+    if not value.constant:
         moved = inside.axis(value.node.name, axis, dimensions)
         result = inside.of(value.node.name, result)
     if has_channels and moved is not None:

@@ -31,7 +31,7 @@ from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.graph_run import run_order
 from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.simulator import graph_values
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import graph_outputs, values_by
 from pt2qa.errors import Pt2qaError, QuantizeError
 from pt2qa.overrides.edited import annotate
 from pt2qa.plugins import GenericPlugin, QuantizerPlugin
@@ -96,13 +96,9 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
         if op_of(node.target) == "batch_norm" and isinstance(node.args[0], Node)
     }
     kept = {handle_of(node) for node in rewritten.graph.nodes if node.op == "call_function"}
-    expected: dict[int | None, Tensor] = {}
+    expected: dict[int | None, Any] = values_by(handle_of, float_graph, values)
     found: list[Node] = []
     parts = parts_of(rewritten.graph)
-
-    def keep(node: Node, value: Any) -> None:
-        if node.op == "call_function" and isinstance(value, Tensor):
-            expected[handle_of(node)] = value.clone()
 
     def compare(node: Node, value: Any) -> None:
         handle = handle_of(node)
@@ -110,10 +106,9 @@ def _first_changed(float_graph: GraphModule, rewritten: GraphModule, values: lis
             return
         batch_norm = after_folding.get(handle)
         want = expected.get(batch_norm if batch_norm is not None and batch_norm not in kept else handle)
-        if want is not None and want.shape == value.shape and difference(want, value, least, flips=FLIPS):
+        if isinstance(want, Tensor) and want.shape == value.shape and difference(want, value, least, flips=FLIPS):
             found.append(node)
 
-    graph_values(float_graph, values, keep)
     graph_values(rewritten, values, compare)
     return found[0] if found else None
 

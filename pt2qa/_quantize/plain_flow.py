@@ -42,7 +42,7 @@ from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.quant_ops import serves_quantization
 from pt2qa._simulator.simulator import tensors_equal
-from pt2qa._simulator.verification import graph_outputs
+from pt2qa._simulator.verification import graph_outputs, values_by
 from pt2qa.errors import PluginError, Pt2qaError, SelectionError
 from pt2qa.overrides.parameters import changes_of, with_folded_norms
 from pt2qa.overrides.plan import BEFORE_CALIBRATION, OverridePlan
@@ -197,28 +197,24 @@ class _Trial:
         return read_calls(self.capture, self.pair.reference, self.data)
 
     @functools.cached_property
-    def _first(self) -> Call:
-        return next(self._calls())
+    def _values(self) -> list[Any]:
+        """The first batch, flat."""
+        return flatten_batch(self.pair.quantized, as_batch(*next(self._calls()), self.pair.quantized))
 
     def _outputs(self, graph: GraphModule, visit: Callable[[Node, Any], Any] = lambda node, value: None) -> list[Any]:
-        values = flatten_batch(self.pair.quantized, as_batch(*self._first, self.pair.quantized))
-        return list(pytree.tree_leaves(graph_outputs(graph, values, visit)))
+        return list(pytree.tree_leaves(graph_outputs(graph, self._values, visit)))
 
     def _first_difference(self, quantized: GraphModule, converted: GraphModule) -> str:
         """The first op of the pair whose value differs; empty if no op of both does."""
         assign_handles(converted)
-        names, values, found = names_of(converted), dict[str, Any](), list[str]()
-
-        def keep(node: Node, value: Any) -> None:
-            if name := name_of(node, names):
-                values[name] = pytree.tree_map_only(Tensor, Tensor.clone, value)
+        names, found = names_of(converted), list[str]()
+        values = values_by(lambda node: name_of(node, names), converted, self._values)
 
         def compare(node: Node, value: Any) -> None:
             name = None if serves_quantization(node) else name_of(node, self.pair.names)
             if not found and name in values and not tensors_equal(value, values[name]):
                 found.append(name)
 
-        self._outputs(converted, keep)
         self._outputs(quantized, compare)
         return f", first at {found[0]}" if found else ""
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import quantized_input, started_on
+from pt2qa._repair.guard import Fit, Look, quantized_input, started_on
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.metrics import finished, float_leaves
 from pt2qa._simulator.batches import count_samples
@@ -59,10 +59,8 @@ PARTS = ((0,), (1,), (0, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class FittedBiases:
+class FittedBiases(Fit):
     """What is added to biases: by name, the op, its bias if it has one, and float32 of shape (channels,)."""
-
-    weaker: ClassVar[tuple[()]] = ()
 
     added: Mapping[str, tuple[Step, Constant | None, Tensor]]
 
@@ -99,7 +97,7 @@ class FittedBiases:
 
 
 @dataclass(frozen=True, slots=True)
-class Biases:
+class Biases(Look):
     """The normal equations for each part of the data.
 
     ``means`` are the mean errors d of each op, of shape (channels,); ``products`` are those of J d with each other,
@@ -107,7 +105,6 @@ class Biases:
     """
 
     name: ClassVar[str] = "biases"
-    left_out: ClassVar[str] = ""
 
     ops: tuple[tuple[Step, Constant | None], ...]
     means: Mapping[tuple[int, ...], Sequence[Tensor]]

@@ -34,6 +34,7 @@ from torch import Tensor
 from pt2qa._graph.internals.flow_runtime import scaled
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.groups import Group, add_up, fitting, groups_with
+from pt2qa._repair.guard import Look
 from pt2qa._repair.ranges import ends_of, moved
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
 from pt2qa._simulator.program import Constant, Program, QuantParams, Step
@@ -209,7 +210,7 @@ class FittedScales:
 
 
 @dataclass(frozen=True, slots=True)
-class Equalization:
+class Equalization(Look):
     """What one look at the data tells about all chains.
 
     ``products`` are squared gradients of weights, by fold; ``observers`` the edit that gives activations the range of
@@ -217,7 +218,6 @@ class Equalization:
     """
 
     name: ClassVar[str] = "equalization"
-    left_out: ClassVar[str] = ""
 
     chains: tuple[Chain, ...]
     groups: tuple[Group, ...]

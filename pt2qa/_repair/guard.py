@@ -13,6 +13,7 @@ from torch import Tensor
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._sensitivity.gradients import GradientRun, Gradients
 from pt2qa._sensitivity.projection import ProjectedBatch, Projection
+from pt2qa._simulator.data import Counted
 from pt2qa._simulator.program import Program, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.evidence import Gain
@@ -30,7 +31,7 @@ class Fit(Protocol):
     @property
     def weaker(self) -> tuple[Fit, ...]:
         """Weaker versions of it, as many for each fit of a method; one that gains more is applied instead."""
-        ...
+        return ()
 
     @property
     def edits(self) -> tuple[Edit, ...]: ...
@@ -46,7 +47,7 @@ class Look(Protocol):
     @property
     def left_out(self) -> str:
         """What it cannot change, for a note; may be empty."""
-        ...
+        return ""
 
     def fit(self, folds: Collection[int]) -> Fit: ...
 
@@ -130,7 +131,8 @@ def _playing(pair: QuantizedPair, data: Folds, fits: Sequence[Fit]) -> Callable[
 
 def started_on(pair: QuantizedPair, item: Item) -> ProjectedBatch:
     """The gradient run of a batch; its content seeds the random projections."""
-    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), item.values, int(item.key[:12], 16), None)
+    every = Counted(None, {}, pair.program)
+    return ProjectedBatch(Projection(pair, None, (), {}, frozenset()), item.values, int(item.key[:12], 16), every)
 
 
 VECTORS = 2

@@ -32,10 +32,11 @@ from torch import Tensor
 
 from pt2qa._metrics import chunks, float64
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import squared, visit_gradients
+from pt2qa._repair.guard import Look, squared, visit_gradients
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import fitted, fitted_by_channel, rounding, with_roundings
+from pt2qa._simulator.data import Counted
 from pt2qa._simulator.program import Program, QuantParams, Site, Step
 from pt2qa._trials.outcome import Add, Folds, Item, Sums, total
 from pt2qa.errors import SelectionError
@@ -131,11 +132,10 @@ class FittedRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
+class Ranges(Look):
     """By fold, the histograms of groups whose values are not all alike, over ``spans``, the ranges of all data."""
 
     name: ClassVar[str] = "ranges"
-    left_out: ClassVar[str] = ""
 
     groups: tuple[RangeGroup, ...]
     spans: Mapping[int, tuple[float, float]]
@@ -146,7 +146,7 @@ class Ranges:
         groups = groups_in(pair)
         if not groups:
             raise SelectionError("no activation has a range that calibration chose")
-        observed = observe(pair, ((item.values, None) for item in data))
+        observed = observe(pair, ((item.values, Counted(None, {}, pair.program)) for item in data))
         spans = {}
         for number, group in enumerate(groups):
             ends = [end for site in group.sites for end in observed[site].whole]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pt2qa._graph.internals.flow_runtime import in_float
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._repair.guard import quantized_input
+from pt2qa._repair.guard import Fit, quantized_input
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.gradients import GradientRun
 from pt2qa._sensitivity.roundings import with_roundings
@@ -46,10 +46,8 @@ LARGEST = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class FittedIntegers:
+class FittedIntegers(Fit):
     """Weights as int8, by the name of the op that reads them; with it, the site and how it rounds."""
-
-    weaker: ClassVar[tuple[()]] = ()
 
     integers: Mapping[str, tuple[int, QuantParams, Tensor]]
 

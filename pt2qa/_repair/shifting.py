@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.groups import Group, add_up, groups_with
+from pt2qa._repair.guard import Fit
 from pt2qa._repair.ranges import moved
 from pt2qa._report.prose import counted
 from pt2qa._sensitivity.roundings import Rounding, rounding, with_roundings
@@ -44,10 +45,8 @@ all norms' cost that all shifts must save, so that calibrating again is worth it
 
 
 @dataclass(frozen=True, slots=True)
-class FittedShifts:
+class FittedShifts(Fit):
     """A shift for each label, float64."""
-
-    weaker: ClassVar[tuple[()]] = ()
 
     look: Shifting
     table: Tensor

@@ -201,7 +201,6 @@ class ReportDiff(ModelReport):
         return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit, worse=worse)
 
     def _summary(self) -> Sequence[str]:
-        """Which rows to look at, by status."""
         found = {
             status.capitalize(): [row.place for row in self._changed() if row.status == status]
             for status in ("worse", "gone", "new")

@@ -153,7 +153,6 @@ def _shrunk(drawn: list[_Drawn], width: int) -> list[_Drawn]:
 
 
 def _aligned(drawn: list[_Drawn]) -> str:
-    """Columns side by side; widths are counted in characters."""
     if not drawn or not drawn[0].cells:
         return "(no rows)"
     columns = [each.filled(max(len(one.header_lines) for one in drawn)) for each in drawn]

@@ -159,7 +159,7 @@ class _Analysis:
     """One analysis in progress; ``method`` and ``projections`` are as requested.
 
     ``seen`` and ``projection`` are None before the first batch with samples, and ``projection`` for the exact method.
-    ``number``, ``known`` and ``counted`` are of the batch that is measured.
+    ``number``, ``known`` and ``counted`` are of the batch that is measured; ``costs`` come with ``projection``.
     ``taken``: how many batches were taken over from ``earlier``, an interrupted call of all ranks.
     """
 
@@ -171,13 +171,13 @@ class _Analysis:
     projections: int | None
     bar: Any
     verification: Verification
-    positions: Positions | None
+    positions: Positions
     ledger: Ledger = field(default_factory=Ledger)
     earlier: Ledger = field(default_factory=Ledger)
     taken: int = 0
-    counted: Counted | None = None
+    counted: Counted = field(init=False)
     seen: Survey | None = None
-    costs: Costs | None = None
+    costs: Costs = field(init=False)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
     choices: list[str] = field(default_factory=list)
@@ -236,7 +236,7 @@ class _Analysis:
         if not known.samples:
             self._set_apart(empty_batch(number))
             return
-        self.counted = None if self.positions is None else self.positions.of(batch, values)
+        self.counted = self.positions.of(batch, values)
         self.input_ranges[number] = input_ranges(self.pair.program, values, self.counted)
         missing = [place for place in range(len(self.places)) if not self.ledger.has(place, number)]
         if self.seen is None:
@@ -248,7 +248,7 @@ class _Analysis:
             self._exact(values, missing)
             return
         # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
-        content = known.fingerprint if self.counted is None else digest_of(self.counted.inputs(values))
+        content = known.fingerprint if self.counted.keep is None else digest_of(self.counted.inputs(values))
         seed = int(content[:12], 16) + repeats
         try:
             self._projected(values, missing, self.projection.start(values, seed, self.counted))
@@ -278,7 +278,6 @@ class _Analysis:
         if self.method == "auto" and self.metric.name != "sqnr":
             self._take_exact(f"the projection supports sqnr only, not {self.metric.name}")
         elif self.method == "auto":
-            assert self.costs is not None
             count = self.projections or FEWEST
             if self.costs.exact <= CLEARLY * self.costs.projection(count):
                 self._take_exact(self._compared("exact", count))
@@ -287,7 +286,6 @@ class _Analysis:
         return seen
 
     def _compared(self, first: str, count: int) -> str:
-        assert self.costs is not None
         costs = self.costs.exact, self.costs.projection(count)
         exact, projection = (f"{cost / self.costs.forward:.3g}" for cost in costs)
         vectors = f"with {counted(count, 'random vector')} about"
@@ -334,7 +332,6 @@ class _Analysis:
 
     def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:
         """Noise and its variance by place, from as many vectors as needed; None if exact runs cost less."""
-        assert self.costs is not None
         started.project(FEWEST if self.projections is None else self.projections)
         while True:
             found = {place: started.noise((site, QUANTIZED) for site in self.places[place].sites) for place in missing}
@@ -392,18 +389,16 @@ class _Analysis:
         return self._selected(finished(self.pair, outputs, self.post_process))
 
     def _selected(self, result: Any) -> Any:
-        processed = self.post_process is not None
-        return result if self.counted is None else self.counted.selected(result, processed=processed)
+        return self.counted.selected(result, processed=self.post_process is not None)
 
     def report(self, group: str) -> SensitivityReport:
         seen = self.seen
         flops = {} if seen is None else {step: count / seen.samples for step, count in seen.flops.items()}
         places = [place.place(flops) for place in self.places]
-        settings = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
-        if self.positions is not None:
-            settings["mask"] = self.positions.name
-            if self.post_process is None:
-                self.notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
+        own = {QUANTIZATION: self.pair.quantization, PROJECTIONS: str(self.projections)}
+        settings = {**own, **self.positions.settings}
+        if self.post_process is None:
+            self.notes += self.positions.note(slots_in(self.pair.program.outputs), "outputs")
         return SensitivityReport(
             **results(places, self.ledger, self.metric),
             outputs=self.outputs,

@@ -163,8 +163,3 @@ def fault_of(
         found = first_fault(simulator, values, number, samples)
         return found or SetApart(number, samples, -1, side, what, "post_process")
     return None if pairs else replace(empty_batch(number), samples=samples)
-
-
-def detached(result: Any) -> Any:
-    """A copy of outputs that shares no memory with anything later runs may write to."""
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), result)

@@ -68,7 +68,7 @@ class Projection:
     together: str = ""
     cleaned: dict[str, None] = field(default_factory=dict)
 
-    def start(self, values: Sequence[Any], seed: int, counted: Counted | None = None) -> ProjectedBatch:
+    def start(self, values: Sequence[Any], seed: int, counted: Counted) -> ProjectedBatch:
         """The reference's forward on a batch; ``seed`` is that of its random vectors, ``counted`` what has errors."""
         started = ProjectedBatch(self, values, seed, counted)
         if self.independent is None and started.samples > 1:
@@ -94,7 +94,7 @@ class ProjectedBatch:
     ``returned`` is what the reference graph returned, ``reference`` the same as the user sees it.
     """
 
-    def __init__(self, projection: Projection, values: Sequence[Any], seed: int, counted: Counted | None) -> None:
+    def __init__(self, projection: Projection, values: Sequence[Any], seed: int, counted: Counted) -> None:
         self.projection, self.values, self.seed, self.counted = projection, values, seed, counted
         self.samples = count_samples(list(values))
         self.projections = 0
@@ -121,8 +121,7 @@ class ProjectedBatch:
 
     def zeroed(self, result: Any) -> Any:
         """The outputs with zeros where they do not count, which then have no error."""
-        processed = self.projection.post_process is not None
-        return result if self.counted is None else self.counted.zeroed_result(result, processed=processed)
+        return self.counted.zeroed_result(result, processed=self.projection.post_process is not None)
 
     def _finished(self, outputs: Any) -> Any:
         try:

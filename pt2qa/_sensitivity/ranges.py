@@ -75,8 +75,8 @@ class Observed:
         return self.left_without({batch}).whole
 
 
-def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted | None]]) -> dict[int, Observed]:
-    """The ranges at each activation site on flat batches, each with which of its positions count; None: all do."""
+def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted]]) -> dict[int, Observed]:
+    """The ranges at each activation site on flat batches, each with which of its positions count."""
     sites = pair.sites
     found = {site.index: Observed() for site in sites if site.kind == "activation"}
     nested = {index: functools.partial(_look, found[index], sites[index]) for index in found if sites[index].nested}
@@ -84,9 +84,9 @@ def observe(pair: QuantizedPair, batches: Iterable[tuple[Sequence[Any], Counted 
     if nested:  # they look at each value, and leave it as it is
         simulator = Simulator(with_roundings(pair.program, nested), fused=simulator.fused)
 
-    def visit(step: Step, value: Any, counted: Counted | None) -> None:
+    def visit(step: Step, value: Any, counted: Counted) -> None:
         if step.site is not None:
-            _add(found[step.site], sites[step.site], value if counted is None else counted.filled(step.out, value))
+            _add(found[step.site], sites[step.site], counted.filled(step.out, value))
 
     for number, (values, counted) in enumerate(batches):
         simulator.run(values, on=nested.keys(), visit=functools.partial(visit, counted=counted))

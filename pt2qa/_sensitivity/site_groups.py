@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from pt2qa._capture.inputs import detached
 from pt2qa._sensitivity.ledger import Place
-from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.report import ALL_SITES
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.lifetimes import slots_in

@@ -8,20 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from pt2qa._graph.internals.torch import pytree
 from pt2qa._ranks import NoBatchError, NoNumberError
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, DataHealth, InputRange, SetApart
 from pt2qa._simulator import op_rules
-from pt2qa._simulator.batches import Batch, count_samples, plain
+from pt2qa._simulator.batches import Batch, count_samples, flat_outputs
 from pt2qa._simulator.data import Counted, Data
-from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.program import Program, QuantParams
 from pt2qa._simulator.simulator import Simulator
 
@@ -100,11 +99,11 @@ def empty_batch(number: int) -> SetApart:
 
 
 def first_fault(simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> SetApart | None:
-    """Runs both models again to find the first value that is not finite in one of them, or NaN in both."""
-    found = first_nonfinite(simulator, values)
-    if found is None:
-        return None
-    return SetApart(number, samples, found.sample, found.side, found.what, found.name, found.origin)
+    """Runs both models again to find the first value that is not finite in one of them, or NaN in both.
+
+    Infinities that both models have at the same positions do not count, because masks consist of them.
+    """
+    return _Search(simulator, values, number, samples).run()
 
 
 def limits(params: QuantParams) -> tuple[float, float]:
@@ -136,49 +135,24 @@ def input_ranges(program: Program, values: Sequence[Any], counted: Counted | Non
     return tuple(found.values())
 
 
-Side = Literal["batch", "both", "reference", "quantized"]
+Side = Literal["both", "reference", "quantized"]
 What = Literal["NaN", "infinite"]
 
 
-@dataclass(frozen=True, slots=True)
-class NonFinite:
-    """The first value of a batch that is not finite but should be.
-
-    Infinities that both models have at the same positions do not count, because masks consist of them.
-
-    Attributes:
-        name: the op or input that produces it.
-        side: which model; ``batch`` if the inputs contain it.
-        sample: the first sample that has one, from 0 in its batch; -1 if the value has no samples.
-        origin: the op or input where the infinities that the op reads begin; empty if the op itself produces them.
-    """
-
-    name: str
-    side: Side
-    what: What
-    sample: int
-    origin: str = ""
-
-
-def first_nonfinite(simulator: Simulator, values: Sequence[Any]) -> NonFinite | None:
-    """Runs both models again and finds the first value that is NaN in one of them, or infinite in only one."""
-    return _Search(simulator, values).run()
-
-
 class _Search:
-    def __init__(self, simulator: Simulator, values: Sequence[Any]) -> None:
+    def __init__(self, simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> None:
         self.simulator, self.program, self.values = simulator, simulator.program, values
-        self.samples = count_samples(list(values))
+        self.number, self.samples = number, samples
         self.inputs = dict(zip(self.program.inputs, self.program.input_names, strict=True))
         self.origins: dict[int, str] = {}
         """For each slot whose value is not finite, the op or input where that began."""
-        self.found: NonFinite | None = None
+        self.found: SetApart | None = None
 
-    def run(self) -> NonFinite | None:
+    def run(self) -> SetApart | None:
         for (slot, name), value in zip(self.inputs.items(), self.values, strict=True):
             self._look(slot, name, value, value)
         if self.found is None:
-            lockstep(self.simulator, self.values, self._visit)
+            Lockstep(self.simulator).run(self.values, self._visit)
         return self.found
 
     def _visit(self, event: Event) -> None:
@@ -193,7 +167,7 @@ class _Search:
             self.origins[step.out] = self.origins[slot]
 
     def _look(self, slot: int, name: str, reference: Any, quantized: Any, origin: str = "") -> None:
-        pairs = zip(pytree.tree_leaves(plain(reference)), pytree.tree_leaves(plain(quantized)), strict=True)
+        pairs = zip(flat_outputs(reference), flat_outputs(quantized), strict=True)
         for ref, quant in pairs:
             if _is_finite(ref) and _is_finite(quant):
                 continue
@@ -201,9 +175,9 @@ class _Search:
             culprit = unlike(ref, quant)
             if culprit is not None:
                 what, side, wrong = culprit
-                side = "batch" if slot in self.inputs else side
-                sample = sample_of(wrong, self.samples)
-                self.found = NonFinite(name, side, what, sample, "" if origin == name else origin)
+                whose = "batch" if slot in self.inputs else side
+                sample, origin = sample_of(wrong, count_samples(list(self.values))), "" if origin == name else origin
+                self.found = SetApart(self.number, self.samples, sample, whose, what, name, origin)
                 return
 
 
@@ -229,7 +203,7 @@ def is_empty(samples: int, outputs: Any) -> bool:
     A batch in which only the first input has no element, such as a cache that starts empty, is not empty.
     """
     return not samples and not any(
-        isinstance(value, Tensor) and bool(value.isfinite().any()) for value in pytree.tree_leaves(plain(outputs))
+        isinstance(value, Tensor) and bool(value.isfinite().any()) for value in flat_outputs(outputs)
     )
 
 

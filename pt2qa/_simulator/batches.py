@@ -127,7 +127,7 @@ def output_names(graph_module: GraphModule, count: int) -> list[str]:
 
 def structured(graph_module: GraphModule, outputs: Any) -> Any:
     """The flat outputs of a run, nested as the model returns them."""
-    leaves = pytree.tree_leaves(plain(outputs))
+    leaves = flat_outputs(outputs)
     spec = _out_spec(graph_module, len(leaves))
     if spec is not None:
         return pytree.tree_unflatten(leaves, spec)
@@ -142,14 +142,19 @@ def is_tensor(leaf: Any) -> bool:
 
 def tensor_outputs(graph_module: GraphModule) -> dict[int, str]:
     """The names of a graph's outputs that are tensors, by their number among all of them."""
-    leaves = pytree.tree_leaves(plain(graph_module.graph.output_node().args[0]))
+    leaves = flat_outputs(graph_module.graph.output_node().args[0])
     names = enumerate(output_names(graph_module, len(leaves)))
     return {number: name for number, name in names if is_tensor(leaves[number])}
 
 
+def flat_outputs(outputs: Any) -> list[Any]:
+    """The leaves of what a run or a graph returns, None, numbers and sizes included."""
+    return pytree.tree_leaves(plain(outputs))
+
+
 def leaves_of(outputs: Any) -> list[Any]:
     """The flat outputs of a run, without None, numbers and sizes, which are not compared."""
-    return [leaf for leaf in pytree.tree_leaves(plain(outputs)) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in flat_outputs(outputs) if isinstance(leaf, Tensor)]
 
 
 def leaf_names(value: Any) -> list[str]:

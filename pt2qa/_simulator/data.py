@@ -28,7 +28,7 @@ from pt2qa._graph.internals.torchao import is_observer
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
-from pt2qa._simulator.batches import Batch, input_names, plain, plain_batch
+from pt2qa._simulator.batches import Batch, count_samples, flat_outputs, input_names, plain_batch
 from pt2qa._simulator.lockstep import Event, Visit
 from pt2qa._simulator.products import PRODUCTS
 from pt2qa._simulator.program import Program, Slot, Step
@@ -67,9 +67,9 @@ class Data:
             raise_if_interrupted()
             yield plain_batch(item) if self.inputs_of is None else self.inputs_of(item)
 
-    def positions(self, quantized: GraphModule, program: Program) -> Positions | None:
-        """Where the values of a pair have the axes of the mask; None without one."""
-        return None if self.mask is None else Positions(quantized, program, self.mask)
+    def positions(self, quantized: GraphModule, program: Program) -> Positions:
+        """Where the values of a pair have the axes of the mask."""
+        return Positions(quantized, program, self.mask)
 
     def bar(self, title: str, unit: str = "batch", *, of: Iterable[Any] | None = None) -> tqdm[Any]:
         """A progress bar, of items that it iterates over or of no known length."""
@@ -146,26 +146,28 @@ LEADING = Layout(0, (1,))
 class Inside:
     """Which positions of one batch count, bool (samples, positions), and where values have these axes.
 
-    The values are those of a graph's nodes, by name, or of a program's slots, by number.
+    The values are those of a graph's nodes, by name, or of a program's slots, by number.  Without a mask all positions
+    count: ``keep`` is None, and no value has its axes.
     """
 
-    keep: Tensor
+    keep: Tensor | None
     layouts: Mapping[Any, Layout]
 
     def of(self, key: str | int, value: Any) -> Any:
         """The elements of a value that count; the value itself if it has no such axes."""
-        layout = self.layouts.get(key)
-        return value if layout is None or not isinstance(value, Tensor) else layout.counted(value, self.keep)
+        return self._changed(Layout.counted, self.layouts.get(key), value)
 
-    def filled(self, key: str | int, value: Tensor) -> Tensor:
+    def filled(self, key: str | int, value: Any) -> Any:
         """A value with copies of elements that count in place of the others."""
-        layout = self.layouts.get(key)
-        return value if layout is None else layout.filled(value, self.keep)
+        return self._changed(Layout.filled, self.layouts.get(key), value)
 
-    def zeroed(self, key: str | int, value: Tensor) -> Tensor:
+    def zeroed(self, key: str | int, value: Any) -> Any:
         """A value with zeros in place of the elements that do not count."""
-        layout = self.layouts.get(key)
-        return value if layout is None else layout.zeroed(value, self.keep)
+        return self._changed(Layout.zeroed, self.layouts.get(key), value)
+
+    def _changed(self, change: Callable[[Layout, Tensor, Tensor], Tensor], layout: Layout | None, value: Any) -> Any:
+        known = layout is not None and self.keep is not None and isinstance(value, Tensor)
+        return change(layout, value, self.keep) if known else value  # type: ignore[arg-type]  # known says so
 
     def axis(self, key: str | int, axis: int, dimensions: int) -> int | None:
         """Where an axis of a value is among those of what counts; None if it has samples or positions."""
@@ -174,35 +176,38 @@ class Inside:
 
 
 class Axes:
-    """A mask, and where the values of a graph have its axes.
+    """A mask, if there is one, and where the values of a graph have its axes.
 
     Attributes:
-        name: the mask's, for reports.
+        settings: the mask's name, for reports; none without a mask.
         layouts: by the name of a node; None before the first batch.
 
     Raises:
         SelectionError: there is no input of that name.
     """
 
-    def __init__(self, graph_module: GraphModule, mask: Mask) -> None:
-        names = input_names(graph_module)
+    def __init__(self, graph_module: GraphModule, mask: Mask | None) -> None:
+        names = [] if mask is None else input_names(graph_module)
         if isinstance(mask, str) and mask not in names:
             raise SelectionError(
                 f"mask: the model has no input {mask!r}; it has {', '.join(names)}. Name one of them, or pass a "
                 "function of a batch that returns a bool tensor of shape (samples, positions)."
             )
         self.graph_module, self.mask, self._inputs = graph_module, mask, names
-        self.name = mask if isinstance(mask, str) else getattr(mask, "__name__", type(mask).__name__)
+        name = mask if isinstance(mask, str) else getattr(mask, "__name__", type(mask).__name__)
+        self.settings = {} if mask is None else {"mask": name}
         self.layouts: dict[str, Layout] | None = None
         self._masked = -1
 
     def of(self, batch: Batch, values: Sequence[Any]) -> Inside:
-        """The positions of a batch that count; ``values`` are its flat inputs.
+        """The positions of a batch that count, all where it has no samples; ``values`` are its flat inputs.
 
         Raises:
             BatchError: the mask is no tensor of zeros and ones that fits the batch, or zero everywhere.
         """
-        keep = self._keep(batch)
+        if self.mask is None or not count_samples(list(values)):
+            return Inside(None, {})
+        keep = self._keep(self.mask, batch)
         shapes = [tuple(value.shape[:2]) if isinstance(value, Tensor) else () for value in values]
         if self.layouts is None:
             if keep.shape not in shapes:
@@ -220,13 +225,13 @@ class Axes:
             )
         return Inside(keep, self.layouts)
 
-    def _keep(self, batch: Batch) -> Tensor:
-        if callable(self.mask):
-            mask = self.mask(batch)
+    def _keep(self, given: Mask, batch: Batch) -> Tensor:
+        if callable(given):
+            mask = given(batch)
         elif isinstance(batch, Mapping):
-            mask = batch[self.mask]
+            mask = batch[given]
         else:
-            mask = (batch if isinstance(batch, (tuple, list)) else (batch,))[self._inputs.index(self.mask)]
+            mask = (batch if isinstance(batch, (tuple, list)) else (batch,))[self._inputs.index(given)]
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
             raise BatchError(f"mask is {got}; expected a bool tensor of shape (samples, positions).")
@@ -252,20 +257,22 @@ def without_axes(names: Sequence[str], count: int, what: str = "values") -> list
 
 
 class Positions:
-    """A mask, and where the values of a program have its axes, by slot.
+    """A mask, if there is one, and where the values of a program have its axes, by slot.
 
     Raises:
         SelectionError: there is no input of that name.
     """
 
-    def __init__(self, graph_module: GraphModule, program: Program, mask: Mask) -> None:
+    def __init__(self, graph_module: GraphModule, program: Program, mask: Mask | None) -> None:
         self.program, self._axes = program, Axes(graph_module, mask)
-        self.name = self._axes.name
+        self.settings = self._axes.settings
         self.layouts: dict[int, Layout] | None = None
 
     def of(self, batch: Batch, values: Sequence[Any]) -> Counted:
         """As :meth:`Axes.of`."""
         inside = self._axes.of(batch, values)
+        if inside.keep is None:
+            return Counted(None, {}, self.program)
         if self.layouts is None:
             inputs = (node.name for node in self._axes.graph_module.graph.find_nodes(op="placeholder"))
             steps = ((step.out, step.node) for step in self.program.steps)
@@ -274,8 +281,8 @@ class Positions:
         return Counted(inside.keep, self.layouts, self.program)
 
     def note(self, slots: Iterable[int], what: str = "values") -> list[str]:
-        """How many of some values cannot be masked, once a batch was seen."""
-        every = list(dict.fromkeys(slots))
+        """How many of some values cannot be masked, once a mask was seen."""
+        every = [] if self.layouts is None else list(dict.fromkeys(slots))
         missing = [slot for slot in every if slot not in (self.layouts or {})]
         return without_axes([self.program.name_of(slot) for slot in missing], len(every), what)
 
@@ -316,11 +323,13 @@ class Counted(Inside):
         return narrowed
 
     def outputs(self, outputs: Any) -> list[Any]:
-        return self._each(Layout.counted, pytree.tree_leaves(plain(outputs)), processed=False)  # type: ignore[no-any-return]
+        return self._each(Layout.counted, flat_outputs(outputs), processed=False)  # type: ignore[no-any-return]
 
     def tensors(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """The flat outputs that are tensors, as far as they count."""
-        slots = [leaf.number for leaf in pytree.tree_leaves(plain(self.program.outputs)) if isinstance(leaf, Slot)]
+        if self.keep is None:
+            return list(outputs)
+        slots = [leaf.number for leaf in flat_outputs(self.program.outputs) if isinstance(leaf, Slot)]
         return [self.of(slot, value) for slot, value in zip(slots, outputs, strict=True)]
 
     def selected(self, result: Any, *, processed: bool) -> Any:
@@ -332,23 +341,23 @@ class Counted(Inside):
         return self._each(Layout.zeroed, result, processed)
 
     def _each(self, change: Callable[[Layout, Tensor, Tensor], Tensor], result: Any, processed: bool) -> Any:
+        if self.keep is None:
+            return result
         leaves, spec = pytree.tree_flatten(result)
         layouts = self.leading(result) if processed else self.layouts_of_outputs()
-        changed = [
-            leaf if layout is None or not isinstance(leaf, Tensor) else change(layout, leaf, self.keep)
-            for leaf, layout in zip(leaves, layouts, strict=True)
-        ]
-        return pytree.tree_unflatten(changed, spec)
+        return pytree.tree_unflatten([*map(functools.partial(self._changed, change), layouts, leaves)], spec)
 
     def layouts_of_outputs(self) -> list[Layout | None]:
         """Of each leaf of what the graph returns; None where its axes are unknown."""
-        leaves = pytree.tree_leaves(plain(self.program.outputs))
+        leaves = flat_outputs(self.program.outputs)
         return [self.layouts.get(leaf.number) if isinstance(leaf, Slot) else None for leaf in leaves]
 
     def leading(self, result: Any) -> list[Layout | None]:
         """Of each leaf of what a user's function made of the outputs: of those that begin with the mask's axes."""
         return [
-            LEADING if isinstance(leaf, Tensor) and leaf.shape[:2] == self.keep.shape else None
+            LEADING
+            if isinstance(leaf, Tensor) and self.keep is not None and leaf.shape[:2] == self.keep.shape
+            else None
             for leaf in pytree.tree_leaves(result)
         ]
 

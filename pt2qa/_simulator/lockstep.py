@@ -56,40 +56,29 @@ _Key = tuple[int | None, int]
 """The slot of a value of one group; None in place of the group: of the reference, rounded."""
 
 
-def lockstep(
-    simulator: Simulator,
-    values: Sequence[Any],
-    visit: Visit,
-    *,
-    groups: Sequence[Collection[int]] = (),
-    rounding: bool = False,
-    ranges: bool = False,
-    pieces: bool = False,
-    counted: Callable[[Step, Tensor], Tensor] | None = None,
-) -> tuple[Any, Any]:
-    """Runs the reference and the quantized model side by side, and returns the outputs of both.
+class Lockstep:
+    """Runs the reference and the quantized model side by side, batch after batch."""
 
-    ``visit`` is called for every step, in graph order, and must not keep or change the tensors.  ``groups`` are sets of
-    op step numbers that also run quantized on the reference's inputs.  ``rounding`` is always on if there are groups;
-    it rounds every site's reference value too.  ``ranges`` also counts the values that each clamp moves.  ``pieces``:
-    large values may come in pieces, and those of steps that run together alternate.  ``counted``: the elements of a
-    step's value among which clamped ones are counted; all if None.
-    """
-    return _Lockstep(simulator, groups, rounding or bool(groups), ranges, pieces, counted).run(values, visit)
-
-
-class _Lockstep:
     def __init__(
         self,
         simulator: Simulator,
-        groups: Sequence[Collection[int]],
-        rounding: bool,
-        ranges: bool,
-        pieces: bool,
-        counted: Callable[[Step, Tensor], Tensor] | None,
+        *,
+        groups: Sequence[Collection[int]] = (),
+        rounding: bool = False,
+        ranges: bool = False,
+        pieces: bool = False,
+        counted: Callable[[Step, Tensor], Tensor] | None = None,
     ) -> None:
+        """``groups`` are sets of op step numbers that also run quantized on the reference's inputs.
+
+        ``rounding`` is always on if there are groups; it rounds every site's reference value too.  ``ranges`` also
+        counts the values that each clamp moves.  ``pieces``: large values may come in pieces, and those of steps that
+        run together alternate.  ``counted``: the elements of a step's value among which clamped ones are counted; all
+        if None.
+        """
         self.simulator, self.program = simulator, simulator.program
-        self.rounding, self.ranges, self.pieces, self.counted = rounding, ranges, pieces, counted
+        self.visit: Visit = lambda event: None
+        self.rounding, self.ranges, self.pieces, self.counted = rounding or bool(groups), ranges, pieces, counted
         self.groups = [frozenset(group) for group in groups]
         self.groups_of: dict[int, list[int]] = defaultdict(list)
         for number, group in enumerate(self.groups):
@@ -139,27 +128,28 @@ class _Lockstep:
         return () if producer is None else self.groups_of.get(producer, ())
 
     def run(self, values: Sequence[Any], visit: Visit) -> tuple[Any, Any]:
-        environment = self.simulator.environment
+        """The outputs of both; ``visit`` is called for every step, in order, and must not keep or change tensors."""
+        self.visit, environment = visit, self.simulator.environment
         self.reference, self.quantized = environment(values, False), environment(values, True)
         done = -1
         with torch.no_grad():
             for step in self.program.steps:
                 raise_if_interrupted()
                 if step.index > done:
-                    done = self._advance(step, visit)
+                    done = self._advance(step)
                 for slot in step.releases:
                     self.reference[slot] = self.quantized[slot] = None
                 for key in self.drop.get(step.index, ()):
                     self.alone.pop(key, None)
             return bind(self.program.outputs, self.reference), bind(self.program.outputs, self.quantized)
 
-    def _advance(self, step: Step, visit: Visit) -> int:
+    def _advance(self, step: Step) -> int:
         """Runs a step, and the steps that follow it piece by piece; returns the number of the last one."""
         if step.site is not None:
             source = step.reads[0]
             groups = [group for group in self._groups_of_producer(source) if (group, source) in self.alone]
             isolated = {group: self.alone[group, source] for group in groups}
-            self._round_all(step, (), self.reference[source], self.quantized[source], isolated, visit)
+            self._round_all(step, (), self.reference[source], self.quantized[source], isolated)
             return step.index
         ref, quant, isolated = self._op(step)
         splits = ref is not quant and self._splits([ref, quant, *isolated.values()])
@@ -169,15 +159,15 @@ class _Lockstep:
         for group, value in isolated.items():
             self._keep(group, end, value)
         if not ops:
-            visit(Event(step, ref, quant, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ()))
+            self.visit(Event(step, ref, quant, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ()))
             return step.index
         site = self._site_after(end)
         if site is not None:
-            self._round_all(site, [step, *ops], ref, quant, isolated, visit)
+            self._round_all(site, [step, *ops], ref, quant, isolated)
             return site.index
         for ref_piece, quant_piece, *alone in _pieces([ref, quant, *isolated.values()]):
             by_group = dict(zip(isolated, alone, strict=True))
-            self._in_place([step, *ops], ref_piece, quant_piece, by_group, ref.shape, visit)
+            self._in_place([step, *ops], ref_piece, quant_piece, by_group, ref.shape)
         return end.index
 
     # -- ops -----------------------------------------------------------------------------------------------------
@@ -258,7 +248,7 @@ class _Lockstep:
         return step.site is not None and self.simulator.fused and is_elementwise(step.function)
 
     def _round_all(
-        self, site: Step, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor], visit: Visit
+        self, site: Step, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor]
     ) -> None:
         """Rounds a value in all runs that read it, after the ops of its chain, the first of which has already run."""
         # After another site, the reference value that this one rounds has been rounded once.
@@ -272,26 +262,20 @@ class _Lockstep:
         if not (self._rounds_pieces(site) and self._splits([ref, *inputs])):
             targets = [value if own else None for value, own in zip(inputs, reuses, strict=True)]
             event, results = self._round(site, ref, inputs, targets, isolated, ref.shape)
-            visit(event)
+            self.visit(event)
         else:
             results = [value if own else torch.empty_like(value) for value, own in zip(inputs, reuses, strict=True)]
             for ref_piece, *rest in _pieces([ref, *inputs, *results]):
                 sources, into = rest[: len(inputs)], rest[len(inputs) :]
                 by_group = dict(zip(isolated, sources[1 + self.rounding :], strict=True))
-                ranges = self._in_place(ops, ref_piece, sources[0], by_group, ref.shape, visit)
-                visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
+                ranges = self._in_place(ops, ref_piece, sources[0], by_group, ref.shape)
+                self.visit(self._round(site, ref_piece, sources, into, isolated, ref.shape, ranges)[0])
         self.reference[site.out], self.quantized[site.out] = ref, results[0]
         for group, value in zip([*[None] * self.rounding, *isolated], results[1:], strict=True):
             self._keep(group, site, value)
 
     def _in_place(
-        self,
-        ops: Sequence[Step],
-        ref: Tensor,
-        quant: Tensor,
-        isolated: dict[int, Tensor],
-        shape: Sequence[int],
-        visit: Visit,
+        self, ops: Sequence[Step], ref: Tensor, quant: Tensor, isolated: dict[int, Tensor], shape: Sequence[int]
     ) -> tuple[Range, ...]:
         """Visits the values of the first op, overwrites them with those of the second, visits these, and so on.
 
@@ -309,7 +293,7 @@ class _Lockstep:
                 ranges = tuple((float(low), float(high)) for low, high in ends.tolist())
             else:
                 ranges = value_range(ref), value_range(quant)
-            visit(Event(op, ref, quant, isolated, shape=tuple(shape), ranges=ranges))
+            self.visit(Event(op, ref, quant, isolated, shape=tuple(shape), ranges=ranges))
         return ranges
 
     def _round(

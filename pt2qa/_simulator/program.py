@@ -269,7 +269,6 @@ class Program:
         return dict(zip(self.inputs, self.input_names, strict=True)).get(slot, "a constant")
 
     def unrounded(self, slot: int) -> int:
-        """The slot of a value before any site rounded it."""
         return unrounded(self.steps, self.producers, slot)
 
 

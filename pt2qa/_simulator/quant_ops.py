@@ -170,10 +170,6 @@ def strip_quantization(graph_module: GraphModule) -> GraphModule:
                 node.replace_all_uses_with(source.args[0])
         elif is_half_cast(node):
             node.replace_all_uses_with(node.args[0])
-    stripped.graph.eliminate_dead_code()
-    for node in reversed(list(stripped.graph.nodes)):
-        if is_quantization(node) and not node.users:
-            stripped.graph.erase_node(node)
-    stripped.graph.eliminate_dead_code()
+    stripped.graph.eliminate_dead_code(lambda node: node.is_impure() and not is_quantization(node))
     stripped.recompile()
     return stripped

@@ -29,7 +29,7 @@ from pt2qa._graph.handles import attribute_of, handle_of, is_quantization, op_of
 from pt2qa._graph.internals.torch import arguments_of, pytree
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
-from pt2qa._simulator.batches import buffers_kept, nbytes_of, output_names, plain, written_buffers
+from pt2qa._simulator.batches import buffers_kept, flat_outputs, nbytes_of, output_names, written_buffers
 from pt2qa._simulator.fused import RoundingStats
 from pt2qa._simulator.graph_run import call_op
 from pt2qa._simulator.lifetimes import memory_of
@@ -207,6 +207,7 @@ class Outputs:
 
 
 AnyRun = TypeVar("AnyRun", bound=Outputs)
+_Key = TypeVar("_Key")
 
 
 @dataclass(slots=True)
@@ -225,7 +226,7 @@ class Graphs:
 
     def accept(self, values: Values, outputs: Any) -> None:
         """Notes what the quantized graph itself returned on flat inputs, so that it need not run on them again."""
-        self.accepted.setdefault(("quantized", _key_of(values)), set()).add(digest_of(_leaves(outputs)))
+        self.accepted.setdefault(("quantized", _key_of(values)), set()).add(digest_of(flat_outputs(outputs)))
 
 
 @dataclass(slots=True)
@@ -273,16 +274,16 @@ class Verification:
 
     def _is_quantized(self, outputs: Any, values: Values, inputs: str) -> bool:
         accepted = self.graphs.accepted.setdefault(("quantized", inputs), set())
-        leaves = _leaves(outputs)
+        leaves = flat_outputs(outputs)
         digest = digest_of(leaves)
-        if digest not in accepted and tensors_equal(leaves, _leaves(graph_outputs(self.graphs.quantized, values))):
+        if digest not in accepted and tensors_equal(leaves, flat_outputs(graph_outputs(self.graphs.quantized, values))):
             accepted.add(digest)
         return digest in accepted
 
     def _check_reference(self, run: Outputs, values: Values, inputs: str) -> None:
         """The converted graph without its quantization must equal the reference; else convert changed the model."""
         accepted = self.graphs.accepted.setdefault(("reference", inputs), set())
-        leaves = _leaves(run.reference)
+        leaves = flat_outputs(run.reference)
         digest = digest_of(leaves)
         wanted = f"{digest} isolated" if run.isolated else digest
         if wanted in accepted:
@@ -291,7 +292,7 @@ class Verification:
         check = IsolatedCheck(graphs.quantized, graphs.reference, graphs.simulator.program, run.isolated, seed)
         expected = None if run.isolated else graphs.returned.get(inputs)
         if expected is None:
-            expected = _leaves(graph_outputs(graphs.reference, values, check.keep))
+            expected = flat_outputs(graph_outputs(graphs.reference, values, check.keep))
             graphs.returned.clear()
             if nbytes_of(expected) <= KEPT_BYTES:
                 # Copies, because a graph may return what it was given.
@@ -326,6 +327,18 @@ def graph_outputs(
         return graph_values(graph_module, own, visit)
 
 
+def values_by(key: Callable[[Node], _Key | None], graph_module: GraphModule, values: Values) -> dict[_Key, Any]:
+    """Copies of what nodes compute on flat inputs; where several have one key, that of the last, and none without."""
+    found: dict[_Key, Any] = {}
+
+    def keep(node: Node, value: Any) -> None:
+        if (own := key(node)) is not None:
+            found[own] = pytree.tree_map_only(Tensor, Tensor.clone, value)
+
+    graph_outputs(graph_module, values, keep)
+    return found
+
+
 def add_state(update: Callable[[bytes], object], graph_module: GraphModule) -> None:
     """Adds the parameters and buffers of a graph to the digest with this ``update``."""
     for name, tensor in sorted(graph_module.state_dict().items()):
@@ -348,10 +361,6 @@ def bytes_of(tensor: Tensor) -> bytes:
     # The stride of a dimension of size 1 is whatever it was of the tensor that this is a part of.
     flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _leaves(outputs: Any) -> list[Any]:
-    return pytree.tree_leaves(plain(outputs))
 
 
 def kind_of(values: Values) -> tuple[Any, ...]:
@@ -399,12 +408,7 @@ class _FusedAgainstConverted(Simulator):
 
 def _first_difference(graphs: Graphs, values: Values) -> str:
     """Names the first op where the simulator and the converted graph differ."""
-    expected: dict[str, Any] = {}
-
-    def keep(node: Node, value: Any) -> None:
-        expected[node.name] = value.clone() if isinstance(value, Tensor) else value
-
-    graph_outputs(graphs.quantized, values, keep)
+    expected = values_by(lambda node: node.name, graphs.quantized, values)
     where, do = "in how they are run: op by op, both agree", "Please file a bug with the model."
     with torch.no_grad():
         for step, value in graphs.simulator.walk(values, True):
@@ -428,13 +432,7 @@ _IN_TRAINING = {
 
 def _first_change(graphs: Graphs, values: Values, least: float) -> str:
     """Names the first op that computes something else without quantization than it does in the reference graph."""
-    expected: dict[int, Any] = {}
-
-    def keep(node: Node, value: Any) -> None:
-        if (handle := handle_of(node)) is not None:
-            expected[handle] = value.clone() if isinstance(value, Tensor) else value
-
-    graph_outputs(graphs.reference, values, keep)
+    expected = values_by(handle_of, graphs.reference, values)
     last = {step.handle: step.index for step in graphs.simulator.program.steps if step.site is None}
     with torch.no_grad():
         for step, value in graphs.simulator.walk(values, False):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pt2qa._capture.inputs import detached
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._quantize.quantization import quantize_again, with_numbers
 from pt2qa._ranks import same_everywhere
-from pt2qa._sensitivity.metrics import detached
 from pt2qa._sensitivity.roundings import readers_of, with_readers, with_roundings
 from pt2qa._simulator.batches import as_batch, nbytes_of, structured
 from pt2qa._simulator.data import Data
@@ -68,12 +68,9 @@ class Judge:
                 "target=pt2qa.Target(at_least, metric=...)."
             )
         self._batches = sum(1 for _ in self.reference)
-        self.unseen = self._kept_apart() if keeps_unseen and self.metric is None else frozenset[str]()
+        # Every third batch is one that a search does not see.
+        self.unseen = frozenset(list(self.reference.fold_of)[2::3] if keeps_unseen and self.metric is None else ())
         self.bar = data.bar(title, unit)
-
-    def _kept_apart(self) -> frozenset[str]:
-        """The digests of every third batch, from the third on: batches that a search does not see."""
-        return frozenset(list(self.reference.fold_of)[2::3])
 
     @property
     def metric(self) -> Callable[..., float] | None:

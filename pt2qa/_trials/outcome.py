@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._capture.inputs import detached
 from pt2qa._decibels import decibels
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, float64
@@ -20,7 +21,7 @@ from pt2qa._report.prose import few
 from pt2qa._report.set_apart import DataHealth, SetApart, about_faults
 from pt2qa._report.sums import EACH, SMALLEST, Mergeable
 from pt2qa._sensitivity.gradients import WithoutGradient
-from pt2qa._sensitivity.metrics import as_real, detached, is_measured
+from pt2qa._sensitivity.metrics import as_real, is_measured
 from pt2qa._simulator.accumulate import Tally, empty_batch, first_fault, input_ranges
 from pt2qa._simulator.batches import Batch, count_samples, nbytes_of, output_names, plain
 from pt2qa._simulator.data import Data
@@ -78,8 +79,8 @@ class Reference:
             fault = self._fault(number, batch, values, key)
             if fault is None:
                 self.keys.append(key)
-                counted = None if self._positions is None else self._positions.of(batch, values)
-                read.took(count_samples(values), ranges=input_ranges(pair.program, values, counted))
+                ranges = input_ranges(pair.program, values, self._positions.of(batch, values))
+                read.took(count_samples(values), ranges=ranges)
             else:
                 read.took(0, fault)
                 self._skipped.add(key)
@@ -127,9 +128,7 @@ class Reference:
         found = []
         if self.uncounted:
             found.append(f"integer and boolean outputs are not measured: {few(self.uncounted)}")
-        if self._positions is not None and self._positions.layouts is not None:
-            found += self._positions.note(slots_in(self.pair.program.outputs), "outputs")
-        return found
+        return [*found, *self._positions.note(slots_in(self.pair.program.outputs), "outputs")]
 
     @property
     def first(self) -> Item:
@@ -140,10 +139,8 @@ class Reference:
 
     def floating(self, outputs: Any, batch: Batch, values: list[Any]) -> tuple[Tensor, ...]:
         """The compared outputs among those that a graph returned for a batch, zero at positions that do not count."""
-        outputs = plain(outputs)
-        if self._positions is not None:
-            outputs = self._positions.of(batch, values).zeroed_result(outputs, processed=False)
-        leaves = pytree.tree_leaves(outputs)
+        counted = self._positions.of(batch, values)
+        leaves = pytree.tree_leaves(counted.zeroed_result(plain(outputs), processed=False))
         return tuple(as_real(leaves[position]) for position in self.positions)
 
     def _read(self) -> Iterator[tuple[Batch, list[Any], str]]:

@@ -37,10 +37,10 @@ from pt2qa._simulator.batches import (
     Batch,
     buffers_kept,
     count_samples,
+    flat_outputs,
     flatten_batch,
     has_no_element,
     output_names,
-    plain,
     written_buffers,
 )
 from pt2qa._simulator.data import Axes, Data, Inside, Mask, without_axes
@@ -130,7 +130,7 @@ class _Comparison(Tally):
         self, a: GraphModule, b: GraphModule, prefixes: Sequence[str], ops: Sequence[OpKind], mask: Mask | None
     ) -> None:
         self.a, self.b = a, b
-        self.axes = None if mask is None else Axes(a, mask)
+        self.axes = Axes(a, mask)
         self.outputs = [
             Row(compared(OpName(name, "", "", "output"), -1, None), Totals(), Totals()) for name in _output_names(a, b)
         ]
@@ -150,7 +150,7 @@ class _Comparison(Tally):
             self.took(0, empty_batch(self.batches))
             return
         samples = count_samples(values)
-        inside = None if self.axes is None or not samples else self.axes.of(batch, values)
+        inside = self.axes.of(batch, values)
         with buffers_kept(self.a, self.written[0]), buffers_kept(self.b, self.written[1]):
             found, apart = self._run(values, others, samples, inside)
         for row, totals in found:
@@ -163,7 +163,7 @@ class _Comparison(Tally):
     @computes
     @torch.no_grad()
     def _run(
-        self, values: list[Any], others: list[Any], samples: int, inside: Inside | None
+        self, values: list[Any], others: list[Any], samples: int, inside: Inside
     ) -> tuple[list[tuple[Row, Totals]], SetApart | None]:
         """Runs each graph as far as the next value to compare; the sums, and why the batch does not count."""
         a = Walk("a", self.a, values, [value.a for value, _ in self.rows])
@@ -181,8 +181,8 @@ class _Comparison(Tally):
                 look.at(row.name, one, other)
             a.compared(value.a)
             b.compared(value.b)
-        ends = [pytree.tree_leaves(plain(walk.outputs())) for walk in (a, b)]
-        nodes = pytree.tree_leaves(plain(self.a.graph.output_node().args[0]))
+        ends = [flat_outputs(walk.outputs()) for walk in (a, b)]
+        nodes = flat_outputs(self.a.graph.output_node().args[0])
         for row, node, one, other in zip(self.outputs, nodes, *ends, strict=True):
             if (totals := _measure(row, one, other, node, inside)) is not None:
                 found.append((row, totals))
@@ -194,8 +194,7 @@ class _Comparison(Tally):
         broken = any(totals.nonfinite for _, totals in found)
         for node, end in zip(nodes, ends[0], strict=True):
             if isinstance(end, Tensor):
-                kept = end if inside is None else inside.of(node.name, end)
-                broken = broken or bool(kept.isnan().any())
+                broken = broken or bool(inside.of(node.name, end).isnan().any())
         if is_empty(samples, ends[1]):
             return found, empty_batch(self.batches)
         return found, look.found if broken else None
@@ -207,9 +206,8 @@ class _Comparison(Tally):
         ]
         silent = [each.compared.name for each in sums if each.compared.table == "rows" and not each.seen]
         said = [f"not compared, the value is not a tensor: {few(silent)}"] if silent else []
-        settings = {"graph b": fingerprint(self.b), LOST: " ".join(map(str, self.plan.lost))}
-        if self.axes is not None:
-            settings["mask"] = self.axes.name
+        settings = {"graph b": fingerprint(self.b), LOST: " ".join(map(str, self.plan.lost)), **self.axes.settings}
+        if self.axes.settings:
             layouts = self.axes.layouts or {}
             tensors = [(value, row) for value, row in self.rows if row.totals.dtype or row.apart.dtype]
             said += without_axes([row.name for value, row in tensors if value.a.name not in layouts], len(tensors))
@@ -294,19 +292,19 @@ class _Search:
             self.found = SetApart(self.batch, self.samples, sample, whose, what, name)
 
 
-def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside | None) -> Totals | None:
+def _measure(row: Row, a: Any, b: Any, node: Node, inside: Inside) -> Totals | None:
     """The sums of a node's value in both graphs; None, and the row's problem, if it cannot be compared."""
     tensors = [value for value in (a, b) if isinstance(value, Tensor)]
     floats = all(value.is_floating_point() or value.is_complex() for value in tensors)
     if len(tensors) < 2 or a.shape != b.shape or (a.dtype != b.dtype and not floats):
         row.problem = f"{kind_of(a)} in a, {kind_of(b)} in b" if tensors else ""
         return None
-    one, other = (a, b) if inside is None else (inside.of(node.name, each) for each in (a, b))
-    return Totals(error_sums(one, other), dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
+    sums = error_sums(inside.of(node.name, a), inside.of(node.name, b))
+    return Totals(sums, dtype=str(a.dtype).removeprefix("torch."), shape=tuple(a.shape))
 
 
 def _output_names(a: GraphModule, b: GraphModule) -> list[str]:
-    counts = [len(pytree.tree_leaves(plain(graph.graph.output_node().args[0]))) for graph in (a, b)]
+    counts = [len(flat_outputs(graph.graph.output_node().args[0])) for graph in (a, b)]
     names = [output_names(graph, count) for graph, count in zip((a, b), counts, strict=True)]
     if counts[0] != counts[1]:
         raise PairingError(

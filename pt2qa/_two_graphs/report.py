@@ -43,7 +43,6 @@ class GraphReport(LayerReport):
         return "good" if self.outputs and not silent and not _unlike(self.rows + self.outputs) else "warning"
 
     def shown(self, part: str = "rows") -> tuple[Column, ...]:
-        """The columns that tables show."""
         names = ("name", "op", "observed_at", "dtype", "sqnr", "max_lsb", "atol", "cosine")
         return tuple(self.column(name, part) for name in names)
 

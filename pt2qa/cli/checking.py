@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import floor, isfinite, isnan
 from pathlib import Path
@@ -113,7 +113,7 @@ def check(
                 reports.append(pt2qa.annotations(*((loaded.capture(), spec) if pair is None else (pair,))))
             except Pt2qaError as error:
                 say(f"{text} lacks the configuration of the ops: {error}")
-        write(text, functools.partial(write_text, reports=reports))
+        write(text, partial(write_text, reports=reports))
     write(file, findings.save)
     outcome.found()["reports"].append(findings)
     click.echo(findings.text(limit=limit or None, width=width))
@@ -207,7 +207,7 @@ def deploy(
         report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, program=program, **common)
     else:
         report = lowered(pair, batches, folder / "program", metric=given.metric, **common)
-    printing.deliver(report, file)
+    replace(printing, file=file).deliver(report)
     if reasons := unusable(report):
         say(*reasons)
         raise click.exceptions.Exit(1)
@@ -218,7 +218,7 @@ def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **gi
     from pt2qa._deployed.deployment import OtherProgramError, backend_for
 
     saved = program if backend_for(pair, backend).saves else None
-    compare = functools.partial(pt2qa.compare_deployed, pair, batches, backend=backend, program=saved, **given)
+    compare = partial(pt2qa.compare_deployed, pair, batches, backend=backend, program=saved, **given)
     try:
         return compare()
     except OtherProgramError:
@@ -279,7 +279,7 @@ def record_inputs(flow: str, file: Path) -> None:
     help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     given = load_flow(flow).fitted()
-    write(file, functools.partial(pt2qa.record_inputs, given.capture(), given.evaluation))
+    write(file, partial(pt2qa.record_inputs, given.capture(), given.evaluation))
 
 
 @main.command()

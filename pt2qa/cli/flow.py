@@ -269,7 +269,6 @@ def _named(result: Any, where: str) -> dict[str, Any]:
 
 
 def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """What parts of a flow must be."""
     # Imported here, because other commands of the command line do not need torch.
     import torch
 

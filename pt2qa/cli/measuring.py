@@ -41,12 +41,11 @@ if TYPE_CHECKING:
     help="With --side deployed, folder of the lowered program; it is written if it does not exist.",
 )
 @options.backend
-@options.file
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
 )
-@options.prints_report
-def profile(flow: str, spec: str | None, file: Path | None, printing: options.Printing, **asked: Any) -> None:
+@options.saves_report
+def profile(flow: str, spec: str | None, printing: options.Printing, **asked: Any) -> None:
     """Print statistics of what every op reads and produces.
 
     That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
@@ -69,7 +68,7 @@ def profile(flow: str, spec: str | None, file: Path | None, printing: options.Pr
         batches = given.evaluation if spec is None else measured_on(given)
         report = pt2qa.profile(subject, batches, mask=given.mask, **asked)
     if writes:
-        printing.deliver(report, file)
+        printing.deliver(report)
 
 
 @main.command()
@@ -83,16 +82,14 @@ def profile(flow: str, spec: str | None, file: Path | None, printing: options.Pr
     help="shifting, equalization, ranges, rounding or biases; repeatable.  [default: all but rounding]",
 )
 @options.overrides
-@options.file
 @options.output("--plan", help="Write the edits, for --overrides of other commands.")
 @options.output("--code", help="Write a Python module that quantizes with these edits.")
-@options.prints_report
+@options.saves_report
 def repair(
     flow: str,
     spec: str,
     methods: Sequence[str],
     overrides: Path | None,
-    file: Path | None,
     plan: Path | None,
     code: Path | None,
     printing: options.Printing,
@@ -116,7 +113,7 @@ def repair(
     report = pt2qa.repair(pair, measured_on(given), methods=methods or None, metric=given.metric, mask=given.mask)
     write(plan, report.plan.save)
     write(code, report.save_code)
-    printing.deliver(report, file)
+    printing.deliver(report)
     if not report.met:
         raise click.exceptions.Exit(1)
 
@@ -124,9 +121,8 @@ def repair(
 @main.command()
 @options.flow
 @options.quantizers
-@options.file
-@options.prints_report
-def compare(flow: str, specs: Sequence[str], file: Path | None, printing: options.Printing) -> None:
+@options.saves_report
+def compare(flow: str, specs: Sequence[str], printing: options.Printing) -> None:
     """Compare several quantizers on one model, as a whole and layer by layer.
 
     The function is the same as for pt2qa analyze; its evaluation batches are measured, if it has any, else those that
@@ -143,7 +139,7 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: option
         report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), mask=given.mask)
     if not writes:
         return
-    printing.deliver(report, file)
+    printing.deliver(report)
     if report.best is None:
         say(f"no candidate has an SQNR: {report.summary().splitlines()[0]}")
         raise click.exceptions.Exit(1)
@@ -172,14 +168,12 @@ def compare(flow: str, specs: Sequence[str], file: Path | None, printing: option
 )
 @options.source("--resume", help="Continue from the report of an interrupted run.")
 @options.overrides
-@options.file
-@options.prints_report
+@options.saves_report
 def sensitivity(
     flow: str,
     spec: str,
     resume: Path | None,
     overrides: Path | None,
-    file: Path | None,
     printing: options.Printing,
     **asked: Any,
 ) -> None:
@@ -203,16 +197,15 @@ def sensitivity(
         pair = given.quantized(spec, plan)
         report = pt2qa.sensitivity(pair, measured_on(given), mask=given.mask, resume=before, **asked)
     if writes:
-        printing.deliver(report, file)
+        printing.deliver(report)
 
 
 @main.command()
 @click.argument("a", metavar="A.pt2", type=InputFile(path_type=Path))
 @click.argument("b", metavar="B.pt2", type=InputFile(path_type=Path))
 @options.flow
-@options.file
-@options.prints_report
-def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: options.Printing) -> None:
+@options.saves_report
+def compare_graphs(a: Path, b: Path, flow: str, printing: options.Printing) -> None:
     """Compare two graphs of one model, value by value, with A.pt2 as the signal.
 
     Both are files of torch.export.save, made from one capture. The function is the same as for pt2qa analyze; its
@@ -226,7 +219,7 @@ def compare_graphs(a: Path, b: Path, flow: str, file: Path | None, printing: opt
     given = load_flow(flow)
     name = type(given.model).__name__
     report = pt2qa.compare_graphs(one, other, given.evaluation, model=name, mask=given.mask)
-    printing.deliver(report, file)
+    printing.deliver(report)
 
 
 def _exported(path: Path) -> Any:
@@ -297,16 +290,9 @@ def _options(plugin: Any) -> list[str]:
 @click.option("--qat", is_flag=True, help="As for quantization-aware training.")
 @click.option("--calibrate", is_flag=True, help="Also quantize, and show what the converted model does.")
 @options.overrides
-@options.file
-@options.prints_report
+@options.saves_report
 def list_annotations(
-    flow: str,
-    spec: str,
-    qat: bool,
-    calibrate: bool,
-    overrides: Path | None,
-    file: Path | None,
-    printing: options.Printing,
+    flow: str, spec: str, qat: bool, calibrate: bool, overrides: Path | None, printing: options.Printing
 ) -> None:
     """List what a quantizer annotates: inputs, weights and output of every op.
 
@@ -327,7 +313,7 @@ def list_annotations(
         report = pt2qa.annotations(given.quantized(spec, plan, capture))
     else:
         report = pt2qa.annotations(capture, spec, qat=qat, overrides=given.plan_for(spec, plan))
-    printing.deliver(report, file)
+    printing.deliver(report)
 
 
 @main.command()
@@ -340,16 +326,9 @@ def list_annotations(
     metavar="QUANTIZER",
     help="Check the annotations against what this quantizer's backend supports.  [default: its own]",
 )
-@options.file
-@options.prints_report
+@options.saves_report
 def conformance(
-    quantizer: str,
-    models: str | None,
-    properties: str | None,
-    qat: bool,
-    spec: str | None,
-    file: Path | None,
-    printing: options.Printing,
+    quantizer: str, models: str | None, properties: str | None, qat: bool, spec: str | None, printing: options.Printing
 ) -> None:
     """Check that a quantizer behaves correctly, on small models of one pattern each.
 
@@ -376,7 +355,7 @@ def conformance(
         qat=qat,
         spec=None if spec is None else _spec_of(spec),
     )
-    printing.deliver(report, file)
+    printing.deliver(report)
     if not report.passed:
         raise click.exceptions.Exit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,20 +102,21 @@ class Printing:
 
     sort: str
     limit: int | None
-    csv_file: str | None
     width: int | None
+    csv_file: str | None = None
+    file: Path | None = None
 
-    def deliver(self, report: Report, file: Path | None = None) -> None:
+    def deliver(self, report: Report) -> None:
         """Shows what an analysis made, and ends the command if that was interrupted."""
-        self.show(report, file)
+        self.show(report)
         stop_if_interrupted(getattr(report, "notes", ()))
 
-    def show(self, report: Report, file: Path | None = None) -> None:
+    def show(self, report: Report) -> None:
         """Writes a report to the files that were asked for, and then prints it, as text or CSV."""
         outcome.found()["reports"].append(report)
         if self.csv_file != "-":
             write(self.csv_file, functools.partial(report.to_csv, extended=True))
-        write(file, report.save)
+        write(self.file, report.save)
         if self.csv_file == "-":
             click.echo(report.csv(extended=True), nl=False)
         else:
@@ -133,13 +134,16 @@ def prints_report(
     """Gives a command the options of :class:`Printing`, which it takes as ``printing``."""
 
     @functools.wraps(function)
-    def command(sort: str, limit: int | None, width: int | None, csv_file: str | None = None, **given: Any) -> None:
-        function(printing=Printing(sort, limit, csv_file, width), **given)
+    def command(**given: Any) -> None:
+        ways = {each.name: given.pop(each.name) for each in fields(Printing) if each.name in given}
+        function(printing=Printing(**ways), **given)
 
     for option in reversed(added):
         command = option(command)
     return command
 
 
+saves_report: Final = functools.partial(prints_report, added=(_SORT, _LIMIT, _CSV, width, file))
+"""The same for a command that can write the report to a file, too."""
 prints_reports: Final = functools.partial(prints_report, added=(_SORT, _LIMIT, width))
 """The same for a command that prints several reports, which no one CSV file can hold."""

@@ -162,7 +162,6 @@ def _leave(left: list[object]) -> None:
 
 
 def _code(interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
-    """Run the commands; returns the exit code."""
     code: Any = 0
     try:
         _commands().main(args, **extra)

@@ -71,9 +71,8 @@ def html(reports: Sequence[Path], file: Path) -> None:
 
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
-@options.prints_report
-@options.file
-def merge(reports: Sequence[Path], file: Path | None, printing: options.Printing) -> None:
+@options.saves_report
+def merge(reports: Sequence[Path], printing: options.Printing) -> None:
     """Merge reports of parts of the data into one.
 
     Its numbers are those of one run over all batches, in the order of the files. The files must come from one model,
@@ -84,7 +83,7 @@ def merge(reports: Sequence[Path], file: Path | None, printing: options.Printing
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     import pt2qa
 
-    printing.show(pt2qa.merge([pt2qa.load(report) for report in reports]), file)
+    printing.show(pt2qa.merge([pt2qa.load(report) for report in reports]))
 
 
 @main.command()
@@ -99,9 +98,8 @@ def merge(reports: Sequence[Path], file: Path | None, printing: options.Printing
     metavar="X",
     help="Changes up to this are ignored, in the column's unit.  [default: 0.1 dB; 0 if the column is not in dB]",
 )
-@options.prints_report
-@options.file
-def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **asked: Any) -> None:
+@options.saves_report
+def diff(old: Path, new: Path, printing: options.Printing, **asked: Any) -> None:
     """Show what changed between two report files of one kind.
 
     Rows are matched by name: worse, better, unchanged, new, gone. Versions, the model, the quantizer and the amount of
@@ -113,18 +111,15 @@ def diff(old: Path, new: Path, file: Path | None, printing: options.Printing, **
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa import report
 
-    printing.show(report.diff(report.load(old), report.load(new), **asked), file)
+    printing.show(report.diff(report.load(old), report.load(new), **asked))
 
 
 @main.command()
 @click.argument("reports", metavar="REPORT...", nargs=-1, required=True, type=InputFile(path_type=Path))
 @click.option("--by", metavar="COLUMN", help="What to compare, as in pt2qa diff.")
 @options.output("--html", "page", help="Also write it as an HTML page.")
-@options.prints_report
-@options.file
-def history(
-    reports: Sequence[Path], by: str | None, page: Path | None, file: Path | None, printing: options.Printing
-) -> None:
+@options.saves_report
+def history(reports: Sequence[Path], by: str | None, page: Path | None, printing: options.Printing) -> None:
     """Show how report files of one kind changed from build to build, oldest first.
 
     Builds are called by their folder, or by the file where a folder has several. For each: the number of the whole
@@ -143,7 +138,7 @@ def history(
     found = {(name if alone else str(path)): report.load(path) for name, path in zip(folders, reports, strict=True)}
     made = report.history(found, by=by)
     write(page, functools.partial(write_html, [made]))
-    printing.show(made, file)
+    printing.show(made)
 
 
 @main.command()

@@ -26,8 +26,9 @@ from pt2qa._bad_cases.case_metrics import (
     output_pairs,
 )
 from pt2qa._bad_cases.rows import LabelCounts, check_structure, rebuild, stored_dtype
-from pt2qa._bad_cases.search import CaseBatch, Feedback, copied, cut, stored
+from pt2qa._bad_cases.search import CaseBatch, Feedback, cut, stored
 from pt2qa._bad_cases.standings import Found, Standing
+from pt2qa._capture.inputs import detached
 from pt2qa._simulator.data import LEADING, Layout
 from pt2qa.report import BadCases, CaseRow, Environment, Ranking, StoredCase
 
@@ -171,7 +172,7 @@ def test_a_quantized_model_that_alone_is_not_finite() -> None:
 def test_outputs_are_paired_by_leaf_with_the_samples_where_both_have_as_many() -> None:
     reference = {"a": torch.ones(2, 3), "b": torch.ones(3), "c": None, "d": 4, "e": torch.ones(2)}
     quantized = {"a": torch.ones(2, 3), "b": torch.ones(2), "c": None, "d": 5, "e": torch.ones(3)}
-    found = list(output_pairs(reference, quantized, 0, 2, [], None))
+    found = list(output_pairs(reference, quantized, 0, 2, [None] * 5, None))
     assert [(each.name, each.axis, each.problem) for each in found] == [
         ("output.a", 0, ""),
         ("output.b", None, ""),
@@ -179,12 +180,18 @@ def test_outputs_are_paired_by_leaf_with_the_samples_where_both_have_as_many() -
         ("output.d", None, ""),
         ("output.e", None, ""),
     ]
-    assert [each.axis for each in output_pairs(reference, reference, 1, 3, [], None)] == [1, None, None, None, None]
-    assert [each.axis for each in output_pairs(reference, reference, None, 2, [], None)] == [None] * 5
+    assert [each.axis for each in output_pairs(reference, reference, 1, 3, [None] * 5, None)] == [
+        1,
+        None,
+        None,
+        None,
+        None,
+    ]
+    assert [each.axis for each in output_pairs(reference, reference, None, 2, [None] * 5, None)] == [None] * 5
     assert (found[3].reference, found[3].quantized) == (torch.tensor(4), torch.tensor(5))
-    (text,) = output_pairs("x", torch.ones(2), 0, 2, [], None)
+    (text,) = output_pairs("x", torch.ones(2), 0, 2, [None], None)
     assert (text.problem, text.axis) == ("str is not a tensor", None)
-    (other,) = output_pairs([torch.ones(2)], [torch.ones(2)] * 2, 0, 2, [], None)
+    (other,) = output_pairs([torch.ones(2)], [torch.ones(2)] * 2, 0, 2, [None], None)
     assert (other.problem, other.quantized) == ("reference and quantized results are nested differently", None)
     keep = torch.ones(2, 3, dtype=torch.bool)
     (masked,) = output_pairs(torch.ones(2, 3), torch.ones(2, 3), 0, 2, [LEADING], keep)
@@ -389,7 +396,7 @@ def test_a_sample_is_cut_out_of_all_that_has_its_axis() -> None:
     assert (own["x"].tolist(), own["scale"].item(), own["n"]) == ([[2, 3]], 2.0, 3)
     along = cut((torch.arange(6).reshape(3, 2), torch.arange(3)), 1, 1)
     assert [each.tolist() for each in along] == [[[1], [3], [5]], [0, 1, 2]]
-    view = copied(own)
+    view = detached(own)
     batch["x"].zero_()
     assert view["x"].tolist() == [[2, 3]]
 

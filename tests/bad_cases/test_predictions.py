@@ -22,7 +22,7 @@ NAMES = ["crane", "gull", "crane", "owl"]
 
 
 def of(reference: Any, quantized: Any, targets: Any = None, names: list[str] | None = None) -> list[Any]:
-    (output,) = output_pairs(reference, quantized, 0, len(reference), [], None)
+    (output,) = output_pairs(reference, quantized, 0, len(reference), [None], None)
     return predictions(output, None if targets is None else torch.tensor(targets), distinct(names or ()))
 
 

@@ -20,7 +20,7 @@ from pt2qa._diagnosis.hypotheses.sites import _lowest, floored, in_float, one_si
 from pt2qa._diagnosis.hypotheses.stages import _costly
 from pt2qa._diagnosis.hypotheses.weights import _steps_apart
 from pt2qa._sensitivity.ranges import observe
-from pt2qa._simulator.data import Data
+from pt2qa._simulator.data import Counted, Data
 from pt2qa._simulator.program import Constant, QuantParams, Site
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.treatment import Treatment
@@ -93,7 +93,8 @@ def test_the_lowest_value_of_a_mask_is_that_of_the_float_model(case: Case) -> No
 def test_an_outlier_is_left_out_of_the_batches_of_its_own_process(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     *others, last = case.data.batches
     own = Data("calibration", [*others, 100 * last])
-    seen = observe(case.pair, ((case.pair.values(batch), None) for batch in own))
+    every = Counted(None, {}, case.pair.program)
+    seen = observe(case.pair, ((case.pair.values(batch), every) for batch in own))
     monkeypatch.setattr(calibration, "batches_before", lambda count: 10)
     monkeypatch.setattr(Case, "excess", lambda self, site: 1.0)
     ((number, found),) = calibration._outliers(case, own, seen)

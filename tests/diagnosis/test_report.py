@@ -10,7 +10,7 @@ import pytest
 
 import pt2qa
 from pt2qa._diagnosis.budget import RowSums
-from pt2qa._diagnosis.budget_report import BudgetRow
+from pt2qa._diagnosis.budget_report import BudgetRow, share_of
 from pt2qa._diagnosis.report import AsideRow, CauseRow, FigureRow, TriedRow, between, signed
 from pt2qa._report.base import Environment
 from pt2qa._report.sums import pack
@@ -228,11 +228,9 @@ def test_without_noise_there_is_nothing_to_say() -> None:
     assert equal.fault == ""
     silent = budget(row(0, ROUNDING, 0.0))
     assert silent._about_fault() == []
-    assert silent._share(1.0) == 0.1
-    assert equal._share(0.0) == 0.0
-    assert math.isnan(equal._share(1.0))
-    assert silent._part(0.0) == 0.0
-    assert math.isnan(silent._part(1.0))
+    assert share_of(1.0, 10.0) == 0.1
+    assert share_of(0.0, 0.0) == 0.0
+    assert math.isnan(share_of(1.0, 0.0))
 
 
 @pytest.mark.parametrize(

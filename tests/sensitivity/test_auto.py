@@ -18,6 +18,7 @@ from pt2qa._sensitivity import analysis
 from pt2qa._sensitivity.costs import Costs
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.precision import ALIKE, FEWEST, MOST, error_of, reached_by_most
+from pt2qa._simulator.data import Positions
 from pt2qa._simulator.verification import Verification
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
@@ -239,7 +240,7 @@ def test_a_rank_without_a_batch_takes_the_method_of_the_others(
 ) -> None:
     monkeypatch.setattr(analysis, "first_anywhere", lambda own: (exact, ["chosen elsewhere"]))
     pair = residual_pair()
-    check = Verification(pair.graphs)
-    own = analysis._Analysis(pair, (), OutputMetric.of("sqnr", None), None, "auto", None, None, check, None)
+    check, every = Verification(pair.graphs), Positions(pair.quantized, pair.program, None)
+    own = analysis._Analysis(pair, (), OutputMetric.of("sqnr", None), None, "auto", None, None, check, every)
     assert list(own.agree(iter(()))) == []
     assert (own.method, own.choices) == (method, ["chosen elsewhere"])

@@ -30,6 +30,7 @@ from pt2qa._sensitivity.projection import (
 )
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups
+from pt2qa._simulator.data import Counted, Positions
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.verification import Verification
 from tests.flows import quantized_pair, residual_pair
@@ -179,7 +180,7 @@ def _rows(rows: int) -> list[slice]:
 def test_noise_and_its_variance_are_those_of_the_formula() -> None:
     pair = forked()
     batch = torch.randn(5, 6)
-    started = projection_of(pair).start(pair.values((batch,)), 7)
+    started = projection_of(pair).start(pair.values((batch,)), 7, Counted(None, {}, pair.program))
     assert (started.samples, started.projections) == (5, 0)
     assert torch.equal(started.reference[0], started.returned[0])
     started.project(2)
@@ -208,7 +209,7 @@ def test_noise_and_its_variance_are_those_of_the_formula() -> None:
 
 def test_together_of_one_vector_or_of_none() -> None:
     pair = forked()
-    started = projection_of(pair).start(pair.values((torch.randn(5, 6),)), 7)
+    started = projection_of(pair).start(pair.values((torch.randn(5, 6),)), 7, Counted(None, {}, pair.program))
     assert started.together() == (0.0, 0.0)
     started.project(1)
     sums = sum(torch.cat(dots).square() for dots in started._dots.values())
@@ -227,12 +228,12 @@ def test_together_of_one_vector_or_of_none() -> None:
 
 def test_vectors_may_have_a_scale_for_each_output() -> None:
     pair = forked()
-    started = projection_of(pair).start(pair.values((torch.randn(5, 6),)), 7)
+    started = projection_of(pair).start(pair.values((torch.randn(5, 6),)), 7, Counted(None, {}, pair.program))
     plain, scaled = started.signs(3), started.signs(3, [2.0, 0.0])
     assert all(torch.equal(2 * a, b) for a, b in zip(plain[0], scaled[0], strict=True))
     assert not any(each.any() for each in scaled[1])
     zeroed = projection_of(pair, lambda out: (out[0] * 0, out[1]))
-    assert zeroed.start(pair.values((torch.randn(5, 6),)), 7).scales[0] == 0.0
+    assert zeroed.start(pair.values((torch.randn(5, 6),)), 7, Counted(None, {}, pair.program)).scales[0] == 0.0
 
 
 # -- independence ------------------------------------------------------------------------------------------------------
@@ -456,7 +457,7 @@ def test_ranks_agree_on_the_method_of_the_first_and_start_anew_where_theirs_was_
             None,
             SimpleNamespace(update=lambda: None),
             Verification(pair.graphs),
-            None,
+            Positions(pair.quantized, pair.program, None),
         )
         return own, list(own.agree(iter(data)))
 

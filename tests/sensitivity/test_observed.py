@@ -11,6 +11,7 @@ from torch import Tensor
 
 import pt2qa
 from pt2qa._sensitivity.ranges import Observed, channel_axis, observe, use_of
+from pt2qa._simulator.data import Counted
 from pt2qa._simulator.program import QuantParams, Site
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
@@ -30,7 +31,7 @@ def by_site(pair: pt2qa.QuantizedPair, batches: list[Any]) -> dict[int, list[Ten
 
 def test_ranges_are_those_of_the_float_graphs_values() -> None:
     pair = residual_pair()
-    found = observe(pair, [(pair.values(batch), None) for batch in BATCHES])
+    found = observe(pair, [(pair.values(batch), Counted(None, {}, pair.program)) for batch in BATCHES])
     values = by_site(pair, BATCHES)
     assert found.keys() == values.keys()
     for index, seen in found.items():
@@ -50,7 +51,7 @@ def test_ranges_are_those_of_the_float_graphs_values() -> None:
 def test_a_branch_has_ranges_of_the_batches_that_take_it() -> None:
     pair, _, _ = nested_graphs.made("cond")
     data = nested_graphs.batches(6)
-    found = observe(pair, [(pair.values(batch), None) for batch in data])
+    found = observe(pair, [(pair.values(batch), Counted(None, {}, pair.program)) for batch in data])
     (first,) = [node for node in pair.reference.graph.nodes if "linear" in str(node.target)][:1]
     read = [Recording.of(pair.reference, batch)[first] for batch in data]
     positive = [bool(value.sum() > 0) for value in read]
@@ -74,7 +75,8 @@ def test_values_that_are_not_finite_count_as_zero_and_values_without_elements_no
     pair = quantized_pair(torch.nn.Linear(3, 2), (torch.randn(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     spoilt = torch.tensor([[1.0, 5.0, math.nan], [-2.0, math.inf, -math.inf]])
     x = next(site.index for site in pair.sites if site.source != site.result and site.op == "input")
-    seen = observe(pair, [(pair.values((spoilt,)), None), (pair.values((torch.ones(0, 3),)), None)])[x]
+    every = Counted(None, {}, pair.program)
+    seen = observe(pair, [(pair.values((spoilt,)), every), (pair.values((torch.ones(0, 3),)), every)])[x]
     assert (seen.lowest, seen.highest) == ([-2.0], [5.0])
     assert seen.channels is not None
     assert [each.tolist() for each in seen.channels] == [[-2.0, 0.0, 0.0], [1.0, 5.0, 0.0]]

@@ -111,7 +111,7 @@ def test_batches_are_an_iterable_of_batches() -> None:
             list(Data("batches", one))
     with pytest.raises(pt2qa.BatchError, match="batches is a int; expected an iterable of batches, such as a list"):
         list(Data("batches", 3))  # type: ignore[arg-type]
-    assert Data("batches", []).positions(None, None) is None  # type: ignore[arg-type]
+    assert Data("batches", []).positions(None, None).note([1]) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("progress", "disabled"), [(True, False), (False, True)])

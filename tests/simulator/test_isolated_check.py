@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._metrics import NoiseSums, error_sums
-from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.verification import Isolated, IsolatedCheck, graph_outputs
 from tests.flows import quantized_pair, residual_pair
 from tests.models import InPlaceViews, images
@@ -40,7 +40,7 @@ def found_of(pair: pt2qa.QuantizedPair, values: Sequence[Any]) -> list[Isolated]
             steps = [program.steps[each] for each in program.regions[number].steps]
             found[number] = Isolated(program.regions[number].name, steps[-1].handle, event.step, steps, noise)
 
-    lockstep(pair.simulator, list(values), visit, groups=[region.steps for region in program.regions])
+    Lockstep(pair.simulator, groups=[region.steps for region in program.regions]).run(list(values), visit)
     return list(found.values())
 
 

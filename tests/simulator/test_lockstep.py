@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._metrics import CHUNK
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.lockstep import Event, _Lockstep, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import tensors_equal
 from tests.flows import quantized_pair, residual_pair
@@ -77,7 +77,7 @@ def test_an_op_of_the_value_alone_runs_in_the_pieces_of_the_op_before_it(
         if event.step.site is None:
             seen.append((event.step.op, event.reference.numel()))
 
-    lockstep(pair.simulator, pair.values(image), visit, pieces=True)
+    Lockstep(pair.simulator, pieces=True).run(pair.values(image), visit)
     sizes = [size for _, size in seen]
     assert 64 * SIDE * SIDE > CHUNK >= max(sizes)
     assert [op for op, _ in seen[:2]] == ["conv2d", pair.program.steps[-1].op]
@@ -166,7 +166,7 @@ def seen_of(pair: pt2qa.QuantizedPair, values: list[Any], **options: Any) -> tup
             quantized, reference = event.quantized, event.reference
             assert event.ranges == tuple((float(x.min()), float(x.max())) for x in (reference, quantized))
 
-    return found, lockstep(pair.simulator, values, visit, **options)
+    return found, Lockstep(pair.simulator, **options).run(values, visit)
 
 
 def whole(pieces: list[Any], like: Any) -> Any:
@@ -268,7 +268,7 @@ def test_events_in_pieces_are_those_of_plain_runs(layout: torch.memory_format) -
 def test_nothing_is_left_when_the_last_step_ran() -> None:
     pair, values = PAIRS["residual"]()
     groups = [region.steps for region in pair.regions]
-    run = _Lockstep(pair.simulator, groups, True, True, False, None)
+    run = Lockstep(pair.simulator, groups=groups, rounding=True, ranges=True)
     most = [0, 0]
 
     def visit(event: Event) -> None:

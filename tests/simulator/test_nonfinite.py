@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pt2qa._simulator.accumulate import NonFinite, first_nonfinite, is_empty, sample_of, unlike
+from pt2qa._report.set_apart import SetApart
+from pt2qa._simulator.accumulate import first_fault, is_empty, sample_of, unlike
 from tests.flows import quantized_pair, residual_pair
 from tests.models import images
 
@@ -47,31 +48,31 @@ def spoilt(value: float) -> Tensor:
 @pytest.mark.parametrize("quantizer", ["xnnpack", "x86"])
 @pytest.mark.parametrize(("value", "what"), [(math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")])
 def test_what_the_batch_itself_holds_is_its_own_fault(quantizer: str, value: float, what: str) -> None:
-    found = first_nonfinite(residual_pair(quantizer).simulator, [spoilt(value)])
-    assert found == NonFinite("x", "batch", what, 1)  # type: ignore[arg-type]
+    found = first_fault(residual_pair(quantizer).simulator, [spoilt(value)], 5, 7)
+    assert found == SetApart(5, 7, 1, "batch", what, "x")
 
 
 def test_a_batch_whose_values_are_all_finite_has_none() -> None:
-    assert first_nonfinite(residual_pair().simulator, [images()]) is None
+    assert first_fault(residual_pair().simulator, [images()], 5, 7) is None
 
 
 def test_a_mask_that_both_models_share_is_none_but_what_a_softmax_makes_of_a_hidden_row_is() -> None:
     keep = torch.ones(2, 5, 5, dtype=torch.bool).tril()
     x = torch.linspace(-1, 1, 160).reshape(2, 5, 16)
     pair = quantized_pair(Attention(), (x, keep), "x86")
-    assert first_nonfinite(pair.simulator, [x, keep]) is None
+    assert first_fault(pair.simulator, [x, keep], 5, 7) is None
     keep[1, 2] = False
-    assert first_nonfinite(pair.simulator, [x, keep]) == NonFinite("softmax", "both", "NaN", 1, "masked_fill")
+    assert first_fault(pair.simulator, [x, keep], 5, 7) == SetApart(5, 7, 1, "both", "NaN", "softmax", "masked_fill")
 
 
 def test_what_quantization_alone_makes_is_told_from_what_the_float_model_makes() -> None:
     pair = quantized_pair(Logarithm(), (torch.linspace(0.5, 4, 16).reshape(4, 4),))
     x = torch.ones(4, 4)
     x[2, 3] = 1e-4
-    found = first_nonfinite(pair.simulator, [x])
-    assert found == NonFinite("log", "quantized", "infinite", 2)
+    found = first_fault(pair.simulator, [x], 5, 7)
+    assert found == SetApart(5, 7, 2, "quantized", "infinite", "log")
     x[2, 3] = -1.0
-    found = first_nonfinite(pair.simulator, [x])
+    found = first_fault(pair.simulator, [x], 5, 7)
     assert found is not None
     assert (found.name, found.what, found.sample) == ("log", "NaN", 2)
     assert found.side in ("both", "reference")
@@ -145,7 +146,7 @@ class Parts(nn.Module):
 def test_a_value_without_samples_names_none() -> None:
     x, y = torch.linspace(-1, 1, 12).reshape(3, 4), torch.zeros(3)
     pair = quantized_pair(Parts(), (x, y))
-    assert first_nonfinite(pair.simulator, [x, y]) is None
-    found = first_nonfinite(pair.simulator, [x, torch.ones(3)])
+    assert first_fault(pair.simulator, [x, y], 5, 7) is None
+    found = first_fault(pair.simulator, [x, torch.ones(3)], 5, 7)
     # Calibrated on zeros, the quantized model reads zeros.
-    assert found == NonFinite("exp", "reference", "infinite", -1)
+    assert found == SetApart(5, 7, -1, "reference", "infinite", "exp")

@@ -261,7 +261,7 @@ def test_a_mask_is_an_input_or_what_a_function_makes_of_a_batch(mask: Any, batch
     inside = axes.of(batch, values)
     assert inside.keep.dtype == torch.bool
     assert torch.equal(inside.keep, values[1].bool())
-    assert axes.name == (mask if isinstance(mask, str) else "<lambda>")
+    assert axes.settings["mask"] == (mask if isinstance(mask, str) else "<lambda>")
 
 
 ONES = torch.ones(4, 13, dtype=torch.int64)

@@ -15,7 +15,7 @@ import pt2qa
 from pt2qa._graph.handles import assign_handles
 from pt2qa._simulator.batches import output_names
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.lockstep import Event, lockstep
+from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.plugins import resolve
 from tests.flows import quantized_pair, residual_pair
@@ -125,7 +125,8 @@ def test_runs_change_neither_inputs_nor_graphs() -> None:
     pair = residual_pair()
     batch = images(seed=3)
     before, state = batch.clone(), copy.deepcopy(pair.quantized.state_dict())
-    lockstep(pair.simulator, [batch], lambda event: None, groups=[r.steps for r in pair.regions], ranges=True)
+    run = Lockstep(pair.simulator, groups=[region.steps for region in pair.regions], ranges=True)
+    run.run([batch], lambda event: None)
     pair.simulator.run([batch], on=True)
     pair.simulator.run([batch], on=False)
     assert torch.equal(batch, before)
@@ -135,7 +136,7 @@ def test_runs_change_neither_inputs_nor_graphs() -> None:
 def test_lockstep_gives_both_outputs_and_every_value_once() -> None:
     pair = residual_pair()
     batch, events = images(seed=4), []
-    reference, quantized = lockstep(pair.simulator, [batch], lambda event: events.append(event.step.index))
+    reference, quantized = Lockstep(pair.simulator).run([batch], lambda event: events.append(event.step.index))
     assert torch.equal(reference[0], pair.reference(batch))
     assert torch.equal(quantized[0], pair.quantized(batch))
     assert events == list(range(len(pair.program.steps)))
@@ -153,7 +154,7 @@ def test_values_are_dropped_when_no_later_step_reads_them() -> None:
         alive.extend(weakref.ref(value) for value in (event.reference, event.quantized, *event.isolated.values()))
         most = max(most, len({id(ref()) for ref in alive if ref() is not None}))
 
-    lockstep(pair.simulator, [images()], visit, groups=[region.steps for region in pair.regions])
+    Lockstep(pair.simulator, groups=[region.steps for region in pair.regions]).run([images()], visit)
     assert most <= 9
 
 
@@ -169,7 +170,7 @@ def test_isolated_values_are_the_region_on_the_references_inputs() -> None:
         if event.step.site is not None and event.step.name == "relu/relu":
             seen["input"] = event.rounded.clone() if event.rounded is not None else None
 
-    lockstep(pair.simulator, [batch], visit, groups=[regions[0].steps])
+    Lockstep(pair.simulator, groups=[regions[0].steps]).run([batch], visit)
     weight = next(c for c in pair.program.constants if c.reader == "conv2/conv2d" and c.site is not None)
     bias = next(c for c in pair.program.constants if c.reader == "conv2/conv2d" and c.argument == 2)
     site = next(s for s in pair.sites if s.kind == "activation" and s.name == "conv2/conv2d").params

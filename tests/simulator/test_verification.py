@@ -38,25 +38,25 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Calla
 
 
 def test_lockstep_with_another_quantized_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, lockstep._Lockstep, "_op", lambda run: (run[0], run[1] * 1.1, run[2]))
+    broken(monkeypatch, lockstep.Lockstep, "_op", lambda run: (run[0], run[1] * 1.1, run[2]))
     with pytest.raises(pt2qa.SimulationError, match=r"they differ in how they are run: op by op, both agree"):
         layers(pair, [images()])
 
 
 def test_lockstep_with_another_reference_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = lockstep._Lockstep._op
+    right = lockstep.Lockstep._op
 
     def other(self: Any, step: Step) -> Any:
         reference, quantized, isolated = right(self, step)
         return (reference * 1.01 if step.op == "linear" else reference), quantized, isolated
 
-    monkeypatch.setattr(lockstep._Lockstep, "_op", other)
+    monkeypatch.setattr(lockstep.Lockstep, "_op", other)
     with pytest.raises(pt2qa.SimulationError, match=r"is not the reference graph: output has an SQNR of 40\.0 dB"):
         layers(pair, [images()])
 
 
 def test_lockstep_with_another_isolated_value(pair: pt2qa.QuantizedPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch, lockstep._Lockstep, "_run_isolated", lambda value: value * 1.01)
+    broken(monkeypatch, lockstep.Lockstep, "_run_isolated", lambda value: value * 1.01)
     with pytest.raises(pt2qa.SimulationError, match=r"the isolated error of .* has a squared sum of .*converted graph"):
         layers(pair, [images()])
 
@@ -70,14 +70,14 @@ def test_lockstep_that_goes_wrong_on_a_later_batch_of_another_kind(
     monkeypatch: pytest.MonkeyPatch, later: Tensor
 ) -> None:
     pair = quantized_pair(residual(), (images(),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    right = lockstep._Lockstep.run
+    right = lockstep.Lockstep.run
 
     def other(self: Any, values: Any, visit: Any) -> Any:
         reference, quantized = right(self, values, visit)
         first = values[0].shape == images().shape and values[0].is_contiguous()
         return reference, quantized if first else [quantized[0] + 1e-3]
 
-    monkeypatch.setattr(lockstep._Lockstep, "run", other)
+    monkeypatch.setattr(lockstep.Lockstep, "run", other)
     layers(pair, [images(), images(seed=1)])
     with pytest.raises(pt2qa.SimulationError, match="op by op, both agree"):
         layers(pair, [images(), later])

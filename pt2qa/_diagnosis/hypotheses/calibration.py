@@ -147,8 +147,7 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
     sizes: list[tuple[str, float]] = []
     for batch in data:
         values = case.pair.values(batch)
-        counted = case.counted(data, batch, values)
-        read = values if counted is None else counted.inputs(values)
+        read = case.counted(data, batch, values).inputs(values)
         for slot, value in zip(program.inputs, read, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
                 name, squares = program.input_names[program.inputs.index(slot)], float64(value).square()

@@ -23,7 +23,6 @@ from pt2qa._metrics import noise_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import decibel, few, number
 from pt2qa._simulator.batches import leaves_of
-from pt2qa._simulator.program import Constant
 from pt2qa._trials.treatment import Treatment
 from pt2qa.overrides.plan import Edit
 
@@ -49,9 +48,8 @@ def changed(case: Case) -> Iterator[Hypothesis]:
         leaves_of(pytree.tree_leaves(case.judge.outputs(values, on))) for on in (False, True)
     )
     counted = case.counted(case.data, case.first, values)
-    if counted is not None:
-        outputs = {name: counted.tensors(found) for name, found in outputs.items()}
-        quantized = counted.tensors(quantized)
+    outputs = {name: counted.tensors(found) for name, found in outputs.items()}
+    quantized = counted.tensors(quantized)
     names = list(outputs)
     for before, after in itertools.pairwise(names):
         apart = _sqnr(outputs[before], outputs[after])
@@ -73,7 +71,11 @@ def changed(case: Case) -> Iterator[Hypothesis]:
 def constants(case: Case) -> Iterator[Hypothesis]:
     """Weights, biases and other constants that are not the float model's, beyond rounding; that one is played."""
     found: list[_Changed] = [
-        (each.reader, f"has {decibel(sqnr)} dB relative to its float value", _restored(each))
+        (
+            each.reader,
+            f"has {decibel(sqnr)} dB relative to its float value",
+            Treatment(restored=frozenset({(each.reader, each.argument)})),
+        )
         for each in case.pair.program.constants
         if each.site is None
         and not each.mutated
@@ -101,10 +103,6 @@ def constants(case: Case) -> Iterator[Hypothesis]:
 
 _Changed = tuple[str, str, Treatment]
 """The op that reads a constant, how far that is from its own value, and what plays its own."""
-
-
-def _restored(constant: Constant) -> Treatment:
-    return Treatment(restored=frozenset({(constant.reader, constant.argument)}))
 
 
 def nonfinite(case: Case) -> Iterator[Hypothesis]:

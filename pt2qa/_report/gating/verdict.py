@@ -147,7 +147,6 @@ def _changes(found: ReportDiff) -> GateCheck:
 
 
 def _incomparable(found: ReportDiff) -> Iterator[str]:
-    """Why the two reports may not be comparable."""
     for change in found.changes:
         if change.name in _CONDITIONS:
             yield f"{_CONDITIONS[change.name]}: {change.name} {change.before}, now {change.after}"

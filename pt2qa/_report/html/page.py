@@ -189,7 +189,6 @@ def _packed(data: Any) -> str:
 
 
 def _cleaned(data: Any) -> Any:
-    """The same data with every text cleaned."""
     if isinstance(data, str):
         return clean_lines(data)
     if isinstance(data, dict):
