@@ -280,15 +280,15 @@ def test_integers_that_the_model_itself_reads_are_the_same_in_both() -> None:
 
 def test_a_constant_without_a_float_value_is_noted() -> None:
     two = Two.new()
-    linear = two.op(ATEN.linear.default, two.rounded(two.input(), 0.1), two.weight())
+    linear = two.op(ATEN.linear.default, two.rounded(two.input(), 0.1), two.weight(), two.attr("bias"))
     quantized, reference = two.graphs(linear)
     next(node for node in reference.graph.nodes if node.target is ATEN.linear.default).meta["custom"] = {}
     program = lower(quantized, reference, names_of(quantized))
     assert list(program.notes) == [
         "linear: no float value for its argument (1,) in the reference; the reference reads the quantized one"
     ]
-    (weight,) = program.constants
-    assert tensors_equal(weight.reference, weight.quantized)
+    assert [(each.attribute, each.is_parameter) for each in program.constants] == [("integers", False), ("bias", True)]
+    assert all(tensors_equal(each.reference, each.quantized) for each in program.constants)
 
 
 def test_a_constant_read_by_keyword_has_no_number() -> None:
