@@ -259,6 +259,19 @@ def test_a_spelling_that_stops_the_quantizer_is_named() -> None:
     assert rows[0].why.startswith("padding: the quantizer fails unless it is written out as [1, 1]: x86")
 
 
+def test_a_spelling_that_the_quantizer_passes_over_is_named() -> None:
+    def convolutions(nodes: dict[str, Node]) -> dict[Node, tuple[dict[Node, Any], Any]]:
+        plain = [node for node in nodes.values() if node.target is torch.ops.aten.conv2d.default]
+        return {node: ({node.all_input_nodes[0]: INT8}, INT8) for node in plain}
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU())
+    _, row = found("plain-program", exported(model, images()), quantizer=Annotates(convolutions))
+    assert (row.name, row.why) == (
+        "0/conv2d",
+        "it is written as aten.conv2d.padding, the quantizer looks for aten.conv2d.default",
+    )
+
+
 def test_programs_that_the_quantizer_reads_well_are_left_alone() -> None:
     assert found("plain-program", exported(nn.Sequential(conv(), nn.ReLU()), images()), quantizer="x86") == ()
     strict = exported(_shared_relu(), images(), strict=True)

@@ -216,9 +216,10 @@ def test_sampled_variants_are_measured_on_the_first_samples(method: Any, sizes: 
     whole = site_noises(pair, batches, split(pair), **options)
     first = site_noises(pair, [(torch.cat([part for (part,) in batches])[:measured],)], split(pair), **options)
     assert found.noise.keys() == whole.noise.keys()
-    for key, value in found.noise.items():
-        other = first.noise[key] * sum(sizes) / measured if key[1] == "clamping" else whole.noise[key]
-        assert value == pytest.approx(other, rel=1e-4, abs=1e-9 * found.signal)
+    for key in found.noise:
+        other, factor = (first, sum(sizes) / measured) if key[1] == "clamping" else (whole, 1.0)
+        assert found.noise[key] == pytest.approx(other.noise[key] * factor, rel=1e-4, abs=1e-9 * found.signal)
+        assert found.variance[key] == pytest.approx(other.variance[key] * factor**2, rel=1e-3, abs=1e-9 * found.signal)
 
 
 def test_how_often_is_a_matter_of_the_relative_error() -> None:
