@@ -200,7 +200,7 @@ class _Search:
         reference = quantized = self.pair.values(filled)
         if not self.found.steps:
             # Inputs that a report cannot store are refused before hours are spent, not after.
-            stored(CaseBatch(filled, 0, 1), (0, -1))
+            _node(filled, (0, 0), {})
         if self.feedback.sources:
             quantized = self.pair.values(self.feedback.fill(batch, self.states[1]))
         return _Step(filled, reference, quantized, targets)

@@ -121,11 +121,9 @@ def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
             op=site.op,
             kind=site.kind,
             mechanism=cast(Mechanism, name),
-            noise=0.0,
-            noise_share=0.0,
             dtype=site.params.dtype,
             site=index,
-            error=0.0,
+            **dict.fromkeys(("noise", "noise_share", "error"), nan),
         )
 
 

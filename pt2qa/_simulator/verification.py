@@ -165,16 +165,16 @@ class _Planner:
             node = open_nodes.pop()
             if node in needed or node in sources:
                 continue
+            if self._is_overwritten(node):
+                return None
             if node in inside or node not in self.values or quant_ops.serves_quantization(node):
-                if node.op not in ("call_function", "get_attr") or (
-                    node.op == "get_attr" and self._is_overwritten(node)
-                ):
+                if node.op not in ("call_function", "get_attr"):
                     return None
                 needed.add(node)
                 open_nodes += node.all_input_nodes
                 continue
             source = self.inputs.get(node) or self._only(handle_of(node))
-            if source is None or self._is_overwritten(node):
+            if source is None:
                 return None
             sources[node] = source
         if reference is None or not needed:

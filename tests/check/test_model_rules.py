@@ -259,6 +259,24 @@ def test_a_spelling_that_stops_the_quantizer_is_named() -> None:
     assert rows[0].why.startswith("padding: the quantizer fails unless it is written out as [1, 1]: x86")
 
 
+def test_ops_that_the_quantizer_passes_over_are_named_with_what_capture_changes() -> None:
+    def convolutions_and_their_sums(nodes: dict[str, Node]) -> dict[Node, tuple[dict[Node, Any], Any]]:
+        found = [node for node in nodes.values() if node.target is torch.ops.aten.conv2d.default]
+        found += [node for node in nodes.values() if node.name.startswith("add") and {*node.args} <= {*found}]
+        return {node: ({node.all_input_nodes[0]: INT8}, INT8) for node in found}
+
+    quantizer = Annotates(convolutions_and_their_sums)
+    padded = exported(nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU()), images())
+    _, row = found("plain-program", padded, quantizer=quantizer)
+    assert (row.name, row.why) == (
+        "0/conv2d",
+        "it is written as aten.conv2d.padding, the quantizer looks for aten.conv2d.default",
+    )
+    summed = exported(module(lambda self, x: sum([self.a(x), self.b(x)]), a=conv(), b=conv()), images())
+    _, row = found("plain-program", summed, quantizer=quantizer)
+    assert (row.name, row.why) == ("add_1", "it is found only after pt2qa.capture (add of zero)")
+
+
 def test_programs_that_the_quantizer_reads_well_are_left_alone() -> None:
     assert found("plain-program", exported(nn.Sequential(conv(), nn.ReLU()), images()), quantizer="x86") == ()
     strict = exported(_shared_relu(), images(), strict=True)

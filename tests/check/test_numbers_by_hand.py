@@ -333,6 +333,7 @@ def test_the_smallest_scale_of_an_observer_is_told(floor: float) -> None:
     assert degenerate(site("a", 0, scale=floor, kind="weight"), site("b", 1), site("c", 2, scale=None)) == []
     assert len(degenerate(site("a", 0, scale=floor * (1 + 9e-7)))) == 1
     assert degenerate(site("a", 0, scale=floor * (1 - 2e-6)), site("a", 0, scale=floor * (1 + 2e-6))) == []
+    assert degenerate(site("a", 0, scale=torch.tensor([floor, 0.5]))) == []
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])

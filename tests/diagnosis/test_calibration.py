@@ -207,6 +207,7 @@ def test_values_beyond_what_calibration_saw(found: list[tuple[float, float]], be
 def test_a_range_has_zero_in_it() -> None:
     """What calibration saw from 1 to 2 is rounded in 0 to 2."""
     assert not calibration.goes_beyond(seen((0.5, 2.0)), seen((1.0, 2.0)))
+    assert not calibration.goes_beyond(seen(*[(0.0, 0.0)] * 3), seen((0.0, 0.0)))
     assert calibration.goes_beyond(seen((-0.3, 2.0)), seen((1.0, 2.0)))
     assert calibration.goes_beyond(seen((-2.0, 0.3)), seen((-2.0, -1.0)))
     assert not calibration.goes_beyond(seen((-2.0, -0.5)), seen((-2.0, -1.0)))

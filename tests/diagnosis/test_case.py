@@ -107,8 +107,9 @@ def test_data_apart_are_seen_whole_and_with_each_fold() -> None:
     assert without_even.highest == [*own, more[1]]
     assert without_odd.highest == [*own, more[0], more[2]]
     assert apart.judge.forwards == before + 7
+    for count, folds in ((1, 0), (2, 2)):  # one batch has no folds
+        assert len(case_of(case.pair, case.data.batches[:count]).seen_for(0)) == 1 + folds
     one = case_of(case.pair, case.data.batches[:1])
-    assert len(one.seen_for(0)) == 1  # one batch has no folds
     assert one.ranges[0].highest == own[:1]
 
 

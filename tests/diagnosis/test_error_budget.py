@@ -16,10 +16,11 @@ from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import pt2qa
-from pt2qa._diagnosis.budget import sites_before
+from pt2qa._diagnosis.budget import budget_of, sites_before
 from pt2qa._simulator.program import Site
 from pt2qa.report import ErrorBudget
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
+from tests.diagnosis import facts
 from tests.diagnosis.switched import clamped, noise, with_function
 from tests.flows import quantized_pair
 from tests.models import SameInputTwice
@@ -270,3 +271,11 @@ def test_equal_models_have_nothing_to_split() -> None:
     report = pt2qa.error_budget(quantized_pair(Zero(), batch), [batch], progress=False)
     assert (report.noise, report.parts, report.fault) == (0.0, 0.0, "")
     assert "there is no noise to attribute" in str(report)
+
+
+def test_noise_has_no_share_where_none_was_measured() -> None:
+    case = facts.joined("xnnpack")
+    found = {(0, "activation rounding"): 1.0, (1, "weight rounding"): 0.0}
+    loud, silent = budget_of(case.pair, facts.noises(found, measured=0.0)).rows
+    assert isnan(loud.noise_share)
+    assert silent.noise_share == 0.0

@@ -245,6 +245,9 @@ def test_the_best_remedy_for_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -
     case = joined("xnnpack")
     made = [facts.Hypothesis("deployed-kernel", str(gain), "", "", Treatment(), gain=gain) for gain in (1.0, 3.0, 2.0)]
     made.append(replace(made[0], gain=None, name="none"))
+    little = replace(made[0], gain=0.5, name="0.5")
+    monkeypatch.setattr(stages, "_costly", lambda *given: iter([made[-1], little]))
+    assert stages.Kernels(case, "own", [(case.pair, cast(Any, "known"))]).hypotheses() == [little]
     monkeypatch.setattr(stages, "_costly", lambda *given: iter(made))
     lowered: list[Any] = []
     monkeypatch.setattr(

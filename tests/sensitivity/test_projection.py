@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 import pt2qa
+from pt2qa._sensitivity.projection import _Meter
 from pt2qa.errors import SelectionError, SimulationError
 from tests import models
 from tests.flows import quantized_pair, residual_pair
@@ -333,3 +335,21 @@ def test_values_whose_elements_share_memory(quantizer: str) -> None:
     pair = quantized_pair(Coordinates(), batches[0], quantizer)
     check_against_exact(pair, batches, projections=8)
     assert pt2qa.diagnose(pair, batches).samples == 4
+
+
+def test_dot_products_count_what_is_not_finite_as_zero_and_say_where() -> None:
+    def dots(*errors: Tensor) -> tuple[list[list[float]], list[str]]:
+        meter: Any = SimpleNamespace(projection=SimpleNamespace(cleaned={}))
+        path: Any = SimpleNamespace(start=SimpleNamespace(name="fc"))
+        found = _Meter._dots(meter, path, [None, *([leaf] * (len(errors) - 1))], list(errors), 2)
+        return found.tolist(), list(meter.projection.cleaned)
+
+    leaf = torch.tensor([[[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 1.0, 1.0]], [[3.0, 5.0, 7.0, 9.0], [0.0, 0.0, 0.0, 0.0]]])
+    error = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    assert dots(error, error) == ([[49.0, 26.0], [70.0, 0.0]], [])
+    assert dots(error, error, error) == ([[98.0, 52.0], [140.0, 0.0]], [])
+    error[0] = torch.tensor([torch.nan, torch.inf, -torch.inf, 4.0])
+    assert dots(error, error) == ([[32.0, 26.0], [36.0, 0.0]], ["fc"])
+    for value in (torch.nan, torch.inf, -torch.inf):  # no gradient in one row
+        leaf[1, 0, 3] = value
+        assert dots(error, error) == ([[32.0, 26.0], [0.0, 0.0]], ["fc"])

@@ -27,7 +27,7 @@ def found_of(pair: pt2qa.QuantizedPair, values: Sequence[Any]) -> list[Isolated]
     program, found = pair.program, dict[int, Isolated]()
     ends = {region.steps[-1]: number for number, region in enumerate(program.regions)}
     for site in program.sites:
-        step = next(each for each in program.steps if each.site == site.index) if site.kind == "activation" else None
+        step = next((each for each in program.steps if each.site == site.index), None)
         producer = None if step is None else program.producers.get(step.reads[0])
         if step is not None and producer in ends:
             ends[step.index] = ends.pop(producer)
@@ -169,17 +169,20 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "batch"),
+    ("model", "batch", "quantizer"),
     [
-        (Counting, torch.linspace(-1, 1, 12).reshape(3, 4)),
-        (InPlaceViews, images(seed=2)),
-        (Overwritten, torch.linspace(-1, 1, 12).reshape(3, 4)),
+        (Counting, ROWS, "x86"),
+        (Counting, ROWS, "xnnpack"),
+        (InPlaceViews, images(seed=2), "x86"),
+        (Overwritten, ROWS, "x86"),
     ],
-    ids=["a buffer", "views in place", "overwritten later"],
+    ids=["a buffer", "a buffer in a region", "views in place", "overwritten later"],
 )
-def test_regions_that_read_what_is_overwritten_are_right_or_left_out(model: type[nn.Module], batch: Tensor) -> None:
+def test_regions_that_read_what_is_overwritten_are_right_or_left_out(
+    model: type[nn.Module], batch: Tensor, quantizer: str
+) -> None:
     torch.manual_seed(0)
-    pair = quantized_pair(model(), batch, "x86")
+    pair = quantized_pair(model(), batch, quantizer)
     found = found_of(pair, [batch])
     for each in found:
         checked(pair, [batch], [each])

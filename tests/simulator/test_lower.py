@@ -280,15 +280,25 @@ def test_integers_that_the_model_itself_reads_are_the_same_in_both() -> None:
 
 def test_a_constant_without_a_float_value_is_noted() -> None:
     two = Two.new()
-    linear = two.op(ATEN.linear.default, two.rounded(two.input(), 0.1), two.weight())
+    linear = two.op(ATEN.linear.default, two.rounded(two.input(), 0.1), two.weight(), two.attr("bias"))
     quantized, reference = two.graphs(linear)
     next(node for node in reference.graph.nodes if node.target is ATEN.linear.default).meta["custom"] = {}
     program = lower(quantized, reference, names_of(quantized))
     assert list(program.notes) == [
         "linear: no float value for its argument (1,) in the reference; the reference reads the quantized one"
     ]
-    (weight,) = program.constants
-    assert tensors_equal(weight.reference, weight.quantized)
+    assert [(each.attribute, each.is_parameter) for each in program.constants] == [("integers", False), ("bias", True)]
+    assert all(tensors_equal(each.reference, each.quantized) for each in program.constants)
+
+
+@pytest.mark.parametrize(("read", "notes"), [(True, 1), (False, 0)])
+def test_a_write_to_a_rounded_value_is_noted_where_another_op_reads_the_value_later(read: bool, notes: int) -> None:
+    two = Two.new()
+    value = two.op(ATEN.neg.default, two.input())
+    written = two.op(ATEN.relu_.default, two.rounded(value, 0.1))
+    program, *_ = lowered(two, two.op(ATEN.add.Tensor, written, value if read else written))
+    note = "relu: an in-place op writes to a quantized value or a view of it; convert copies quantized values, so "
+    assert list(program.notes) == [f"{note}other readers miss the write"] * notes
 
 
 def test_a_constant_read_by_keyword_has_no_number() -> None:

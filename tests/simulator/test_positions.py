@@ -154,6 +154,16 @@ def test_where_features_may_have_the_size_of_positions_only_leading_axes_count(
     assert layouts(samples, 8, *shapes, weight=weight, op=op) == [LEADING, LEADING, None, None, None, None]
 
 
+def test_what_is_made_of_constants_alone_has_no_features() -> None:
+    graph = graph_of(2, 8, weight=(8, 3), op=ATEN.linear.default)
+    weight, output = graph.graph.find_nodes(op="get_attr")[0], graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        table = graph.graph.create_node("call_function", ATEN.neg.default, (weight,), name="table")
+    table.meta["val"] = torch.ones(2, 8)
+    found = Axes(graph, lambda batch: torch.ones(2, 8).bool()).of({}, [1.0, torch.ones(2, 8)]).layouts
+    assert found == {"ids": LEADING, "table": LEADING}
+
+
 def test_the_number_of_words_and_other_constants_are_no_features() -> None:
     shapes = (2, 8, 3), (2, 3, 8)
     assert layouts(2, 8, *shapes, weight=(8, 3), op=ATEN.embedding) == [LEADING, LEADING, Layout(0, (2,))]

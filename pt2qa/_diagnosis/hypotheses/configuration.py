@@ -18,14 +18,13 @@ def unfused(case: Case) -> Iterator[Hypothesis]:
     between = {edit.ops[0] for edit in edits}
     sites = [site.index for site in case.pair.sites if site.kind == "activation" and site.name in between]
     worst = sorted(sites, key=case.noise, reverse=True)
-    noise = sum(map(case.noise, sites)) / max(case.total_noise, 1e-300)
     first = case.pair.sites[worst[0]].name if worst else edits[0].ops[0]
     yield Hypothesis(
         cause="unfused-activation",
         name=first,
         others=case.names(worst),
         evidence=f"{counted(len(edits), 'pair')} of ops quantized separately; the values in between account for "
-        f"{share(noise)} % of the noise of all sites (error budget)",
+        f"{share(case.share(case.noise, sites))} % of the noise of all sites (error budget)",
         remedy=f"fuse them: {counted(len(edits), 'edit')} in the plan",
         treatment=Treatment(edits=edits),
     )

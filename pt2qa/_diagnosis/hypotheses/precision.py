@@ -62,18 +62,17 @@ def _nested(case: Case) -> Iterator[Hypothesis]:
         if site.nested:
             graphs[site.source].append(site.index)
     for sites in graphs.values():
-        noise = sum(map(case.noise, sites))
-        if noise > SHARE * case.total_noise:
+        noise = case.share(case.noise, sites)
+        if noise > SHARE:
             yield Hypothesis(
                 cause=_cause(case, sites) or "precision",
                 name=case.pair.sites[max(sites, key=case.noise)].name,
                 others=case.names(sites),
-                evidence=f"its nested graph accounts for {share(noise / case.total_noise)} % of the noise of all sites "
-                "(error budget)",
+                evidence=f"its nested graph accounts for {share(noise)} % of the noise of all sites (error budget)",
                 remedy="keep the nested graph in float: make the quantizer annotate nothing in it, since plans "
                 "do not reach nested graphs",
                 treatment=Treatment(exact=frozenset(case.places[index] for index in sites)),
-                share=case.share(case.noise, sites),
+                share=noise,
             )
 
 
@@ -82,17 +81,16 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
     ops = ops_in_float(case, worst)
     if len(worst) < 2 or not ops or not _cause(case, worst) or any(set(ops) <= before for before in tried):
         return
-    site = case.pair.sites[worst[0]]
+    noise = case.share(case.noise, worst)
     yield Hypothesis(
         cause=_cause(case, worst),
-        name=site.name,
+        name=case.pair.sites[worst[0]].name,
         others=(*case.names(worst), *ops),
-        evidence=f"{share(sum(map(case.noise, worst)) / case.total_noise)} % of the noise of all sites comes from "
-        f"{counted(len(worst), 'site')} (error budget)",
+        evidence=f"{share(noise)} % of the noise of all sites comes from {counted(len(worst), 'site')} (error budget)",
         remedy=f"keep these ops in float: {', '.join(ops)}",
         treatment=Treatment(floats=(Edit("float", ops),)),
         cost=case.costs.macs_of(ops),
-        share=case.share(case.noise, worst),
+        share=noise,
     )
 
 
