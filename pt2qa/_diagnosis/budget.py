@@ -123,7 +123,7 @@ def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
             mechanism=cast(Mechanism, name),
             dtype=site.params.dtype,
             site=index,
-            **dict.fromkeys(("noise", "noise_share", "error"), nan),
+            **dict.fromkeys(("noise", "noise_share", "error"), math.nan),
         )
 
 
