@@ -46,7 +46,9 @@ IMAGES = (*CONVOLUTIONS, "max_pool2d", "prelu")
 MAYBE = (*IMAGES, "avg_pool2d", "adaptive_avg_pool2d", "upsample_bilinear2d")
 """Ops that have such kernels for some arguments."""
 
-FIRST, LAST, ROUNDED = "has its image with the channels first", "has its image for itself", "rounds its input itself"
+FIRST = "has its image with the channels first"
+LAST = "has its image for itself"
+ROUNDED = "rounds its input itself"
 
 
 def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
