@@ -26,7 +26,7 @@ from pt2qa_xnnpack.internals import (
     value_of,
 )
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
-from pt2qa_xnnpack.separation import bias_read_by, clamp_of, overwriting
+from pt2qa_xnnpack.separation import LAST, ROUNDED, bias_read_by, clamp_of, misread, overwriting
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
 
@@ -419,76 +419,20 @@ PORTABLE = Rule(
 
 # -- images whose channels are last ------------------------------------------------------------------------------------
 
-POINTWISE = frozenset(
-    {"relu", "relu6", "hardtanh", "clamp", "sigmoid", "tanh", "gelu", "silu", "hardswish", "hardsigmoid", "leaky_relu"}
-    | {"elu", "abs", "neg", "exp", "square", "dropout", "clone", "add", "sub", "mul", "div"}
-)
-"""Ops that give an image in the layout in which they read it."""
-IMAGES = frozenset({"conv2d", "conv_transpose2d", "upsample_bilinear2d", "max_pool2d", "avg_pool2d", "prelu"})
-"""Ops whose kernels read and write images with the channels last."""
-TURNED = RESHAPES | PERMUTES | JOINS | {"linear", "pad"}
-"""Ops that give something else, or fail, where an image was turned before them."""
+MISREAD = {
+    LAST: "its image is turned for all that read what it was computed from: the output is wrong, or the program fails",
+    ROUNDED: "its input is rounded by pixel for one convolution and by image for another: one of both is wrong",
+}
+"""What happens to an op that :func:`pt2qa_xnnpack.for_xnnpack` would edit; to one of :data:`FIRST`, by its kind."""
 
 
 def find_turned(context: Any) -> Iterator[Found]:
-    """Softmax of an image with its channels last, and what comes before a convolution with dynamic scales."""
-    for node in context.pair.quantized.graph.nodes:
-        if _is_softmax(node):
-            if any(op_type(value) in IMAGES or any(map(_is_dynamic, _readers(value))) for value in _chain(node)):
-                yield Found(context.name_of(node), "it is computed over the channels, not over the last axis")
-        elif _is_dynamic(node) and (where := _turned_before(node)):
-            yield Found(context.name_of(node), f"its image is turned before {where}: the output is wrong, or it fails")
-
-
-def _turned_before(convolution: Node) -> str:
-    """Which op before a convolution with dynamic scales gets a turned image, or has other readers that do."""
-    ahead, values, kernel = convolution, [*_chain(convolution)], _kernel(convolution)
-    for value in values if not any(op_type(value) in IMAGES for value in values) else ():
-        if op_type(value) in TURNED or _is_softmax(value):
-            return op_type(value)
-        if value.op == "call_function" and op_type(value) not in POINTWISE:
-            return ""  # it begins another delegate, or hands an image on as it should be
-        others = [reader for reader in _readers(value) if reader is not ahead]
-        if value.op != "call_function":  # ops that read an input of the model get it as it is
-            others = [reader for reader in others if _is_dynamic(reader)]
-        if any(not _is_dynamic(reader) or _kernel(reader) != kernel for reader in others):
-            return f"{op_type(value) or value.name}, which others read as well"
-        ahead = value
-    return ""
-
-
-def _is_softmax(node: Node) -> bool:
-    """Whether a node is a softmax over the last axis of an image; over others it runs outside of the delegate."""
-    return op_type(node) == "softmax" and node.args[1] in (-1, 3) and len(shape_of(node) or ()) == 4
-
-
-def _kernel(convolution: Node) -> tuple[Any, ...]:
-    """Its weight's size, stride, padding and so on: convolutions of one value may differ in their weights alone."""
-    return (shape_of(convolution.args[1]), *map(str, convolution.args[3:]))  # type: ignore[arg-type]
-
-
-def _is_dynamic(node: Node) -> bool:
-    return op_type(node) in ("conv2d", "conv_transpose2d") and is_dequantize(node.args[0], "tensor")
-
-
-def _chain(node: Node) -> Iterator[Node]:
-    """What an op reads first, and what that reads, as long as ops are pointwise on one value; rounding is left out."""
-    source: Any = node.args[0]
-    while isinstance(source, Node):
-        if not is_quantize(source) and not is_dequantize(source):
-            yield source
-            if op_type(source) not in POINTWISE or len(source.all_input_nodes) > 1:
-                return
-        source = source.args[0]
-
-
-def _readers(value: Node) -> Iterator[Node]:
-    """The ops that read a value, rounded or not."""
-    for reader in value.users:
-        if is_quantize(reader) or is_dequantize(reader):
-            yield from _readers(reader)
-        elif "choose_qparams" not in str(reader.target):
-            yield reader
+    """Ops that get an image in another layout, or rounded in another way, than their kernels take it."""
+    for node, needed in misread(context.pair.quantized):
+        first = "it is computed over the channels, not over the last axis"
+        if op_type(node) == "linear":
+            first = "its image is turned between rounding and kernel: the model is not lowered"
+        yield Found(context.name_of(node), MISREAD.get(needed, first))
 
 
 TURNED_IMAGE = Rule(
@@ -497,10 +441,11 @@ TURNED_IMAGE = Rule(
     title="images whose channels are last where an op takes them as first",
     why="XNNPACK's convolutions and pools have the channels last. ExecuTorch turns images before and after them, but "
     "not before a softmax over the last axis, in float too: Conv2d, softmax(-1) is 7 dB from the model. Before a "
-    "convolution with dynamic scales it turns the first value that all was made of, for all who read it: a residual "
-    "connection then fails (xnn_status_invalid_parameter), and what a linear or softmax computes of it is wrong.",
-    fix="x.flatten(0, 1).softmax(-1).view_as(x) for the softmax; before the convolution F.max_pool2d(x, 1, 1), which "
-    "changes no number, or keep it in float: pt2qa.Edit('float', (name,))",
+    "linear with dynamic scales it turns what is already rounded, before a convolution with dynamic scales the first "
+    "value that all was made of, for all who read it: what else is computed of it is wrong, or fails "
+    "(xnn_status_invalid_parameter). And a pointwise convolution rounds by pixel what others read by image.",
+    fix="pt2qa_xnnpack.for_xnnpack(graph) gives each such op an input of its own, without changing a number; "
+    "pt2qa.quantize does it, and so does the code that it prints",
     needs=("pair",),
     find=find_turned,
 )

@@ -1,4 +1,4 @@
-"""Changes of a graph that ExecuTorch's XNNPACK delegate needs, and that cost nothing when it runs.
+"""Changes of a graph that ExecuTorch's XNNPACK delegate needs, and that cost little or nothing when it runs.
 
 Needs torch alone: a printed ``quantizer.py`` has the source of this file.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,13 +23,41 @@ WITH_BIAS = CLAMPED[3:]
 COPIES = ("clone", "alias", "dropout", "detach")
 """Ops that are removed before activations are fused."""
 
+POINTWISE = frozenset(
+    {"relu", "relu6", "hardtanh", "clamp", "sigmoid", "tanh", "gelu", "silu", "hardswish", "hardsigmoid", "leaky_relu"}
+    | {"abs", "neg", "exp", "log", "sin", "cos", "sqrt", "rsqrt", "square", "pow", "ceil", "floor", *COPIES}
+    | {"add", "sub", "mul", "div", "maximum", "minimum"}
+)
+"""Ops that a delegate computes in the layout in which it has their inputs."""
+
+VIEWS = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "unsqueeze", "squeeze"})
+"""Ops that read an image with the channels first."""
+
+JOINS = frozenset({"cat", "concat", "concatenate"})
+PERMUTES = frozenset({"permute", "transpose", "t", "numpy_T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims"})
+MOVES = PERMUTES | JOINS | {"pad", "constant_pad_nd", "slice", "narrow"}
+"""Ops that take an image in either layout, but not one that was turned without their knowledge."""
+
+MATRICES = ("linear", "matmul", "bmm", "instance_norm")
+CONVOLUTIONS = ("conv2d", "conv_transpose2d")
+IMAGES = (*CONVOLUTIONS, "max_pool2d", "prelu")
+"""Ops whose kernels read and write images with the channels last."""
+
+MAYBE = (*IMAGES, "avg_pool2d", "adaptive_avg_pool2d", "upsample_bilinear2d")
+"""Ops that have such kernels for some arguments."""
+
+FIRST = "has its image with the channels first"
+LAST = "has its image for itself"
+ROUNDED = "rounds its input itself"
+
 
 def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
     """Edits a prepared or converted graph so that XNNPACK computes what it says; returns what was done to which op.
 
     The graph's own numbers stay.  ExecuTorch 1.4.1 holds a bias once, with the scale of the first product that reads
     it, so each product gets its own.  It fuses activations one by one, and the limits of the last overwrite those of
-    the others, so the last gets the limits of all.
+    the others, so the last gets the limits of all.  It mistakes the layout of some images, so what
+    :func:`misread` names has one of its own, by an op that makes ExecuTorch turn it.
 
     >>> linear = torch.nn.Linear(4, 4)
     >>> model = torch.nn.Sequential(linear, torch.nn.Hardtanh(), torch.nn.ReLU(), linear)
@@ -46,6 +75,12 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
         if bias is not None and next(iter(bias.users)) is not node:
             _copy_bias(graph_module, node, bias)
             changed.append((node, "has a bias of its own"))
+    made = dict[Any, Node]()
+    for node, done in list(misread(graph_module)):
+        _give_own_input(graph_module, node, done, made)
+        changed.append((node, done))
+    if made:
+        graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     return changed
 
@@ -77,6 +112,152 @@ def clamp_of(node: Node) -> tuple[float, float] | None:
         return None
     given: Any = dict(zip(("min_val", "max_val"), node.args[1:], strict=False)) | dict(node.kwargs)
     return float(given.get("min_val", -1)), float(given.get("max_val", 1))
+
+
+def misread(graph_module: GraphModule) -> Iterator[tuple[Node, str]]:
+    """The ops that get an image in another layout than they take it for, and what each needs.
+
+    ExecuTorch goes through a delegate in order.  It notes which values have the channels last, and turns an image for
+    an op that needs the other layout.  A softmax over the last axis needs one, but is not among these ops.  Before a
+    linear with dynamic scales it puts the turn between rounding and kernel, which then do not fit.  Before a
+    convolution with dynamic scales it turns the value from which all was computed, for all who read it, and does not
+    revise what it has noted.  A value that is rounded by pixel for a pointwise convolution is also read by the others.
+    """
+    last, maybe, images, seen = set[Node](), set[Node](), set[Node](), set[Node]()
+    by_pixel = dict[Node, bool]()
+    for node in graph_module.graph.nodes:
+        op, read = _op(node), [_value(each) for each in node.all_input_nodes]
+        if not op or not read or _is_rounding(node):
+            continue
+        source = read[0]
+        if source in maybe and (_is_last_softmax(node) or (op == "linear" and _is_dynamic(graph_module, node))):
+            yield node, FIRST
+        elif _takes_turned(graph_module, node):
+            pixel = _is_pointwise(graph_module, node)
+            turned = [] if source in last else _turned(graph_module, node, seen)
+            if not turned and source not in last:
+                yield node, LAST
+            elif by_pixel.setdefault(_rounded(node), pixel) != pixel:
+                yield node, ROUNDED
+            last.update(turned)
+            maybe.update(turned)
+        seen.add(node)
+        if op in MAYBE:
+            images |= {node, source}
+            maybe.add(node)
+        elif _averages(node) or (op == "batch_norm" and source in images):
+            maybe.add(node)
+        elif op in POINTWISE | MOVES:
+            images |= set() if images.isdisjoint(read) else {node}
+            maybe |= set() if maybe.isdisjoint(read) else {node}
+            whole = last.issuperset(read) or (images.issuperset(read) and not last.isdisjoint(read))
+            last |= {node} if whole else set()
+        if op in IMAGES:
+            last.add(node)
+
+
+def _turned(graph_module: GraphModule, convolution: Node, seen: set[Node]) -> list[Node]:
+    """The values that ExecuTorch turns before a convolution with dynamic scales; none if that would do harm."""
+    found, ahead = list[Node](), convolution
+    while True:
+        value = _value(ahead.args[0])
+        readers = {
+            reader for reader in _readers(value) if reader is not ahead and not _takes_turned(graph_module, reader)
+        }
+        found.append(value)
+        if _op(value) in VIEWS | MOVES - JOINS or _op(value) in MATRICES or _is_last_softmax(value):
+            return []
+        if _op(value) not in POINTWISE or not isinstance(value.args[0], Node):
+            return [] if seen & readers else found
+        if readers or len(value.all_input_nodes) > 1:
+            return []
+        ahead = value
+
+
+def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict[Any, Node]) -> None:
+    """Gives an op, and those that need the same, its input once more."""
+    source, aten = node.args[0], torch.ops.aten
+    assert isinstance(source, Node)
+    value = source if _op(node) == "softmax" else _value(source)
+    kind = done, _op(node) in CONVOLUTIONS and _is_pointwise(graph_module, node)
+    key = source if value is source else _rounded(node), kind
+    with node.graph.inserting_before(node):
+        if key not in made:
+            own = value
+            if done != ROUNDED:
+                # Neither changes a number.
+                pool, view = (aten.max_pool2d.default, (value, [1, 1], [1, 1])), (aten.view_as.default, (value, value))
+                own = node.graph.call_function(*(pool if done == LAST else view))
+                own.meta = copy.copy(_value(source).meta)
+            made[key] = _again(source, {value: own})
+        node.replace_input_with(source, made[key])
+
+
+def _again(node: Node, made: dict[Node, Node]) -> Node:
+    """A copy of a node that rounds, and of what it reads."""
+    if node not in made:
+        for each in node.all_input_nodes:
+            _again(each, made)
+        made[node] = node.graph.node_copy(node, made.__getitem__)
+    return made[node]
+
+
+def _value(node: Any) -> Node:
+    """What a node is before observers and rounding."""
+    while _is_rounding(node):
+        node = node.args[0]
+    return node  # type: ignore[no-any-return]
+
+
+def _rounded(node: Node) -> Node:
+    """What rounds the first input of an op: the observer, or the quantize op."""
+    source: Any = node.args[0]
+    return source if source.op == "call_module" else source.args[0]  # type: ignore[no-any-return]
+
+
+def _readers(value: Node) -> Iterator[Node]:
+    """The ops that read a value, rounded or not."""
+    for reader in value.users:
+        if _is_rounding(reader):
+            yield from _readers(reader)
+        elif not any(word in str(reader.target) for word in ("choose_qparams", "sym_size", "_assert")):
+            yield reader
+
+
+def _is_rounding(node: Node) -> bool:
+    return node.op == "call_module" or "quantize_per" in str(node.target)
+
+
+def _is_dynamic(graph_module: GraphModule, node: Node) -> bool:
+    """Whether the scale of an op's first input is computed from it."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return False
+    observer = graph_module.get_submodule(str(source.target)) if source.op == "call_module" else None
+    return bool(getattr(observer, "is_dynamic", False)) or str(source.target).endswith("dequantize_per_tensor.tensor")
+
+
+def _takes_turned(graph_module: GraphModule, node: Node) -> bool:
+    return _op(node) in CONVOLUTIONS and _is_dynamic(graph_module, node)
+
+
+def _averages(node: Node) -> bool:
+    """Whether an op has one value for each channel of an image, as one of 1 x 1."""
+    axes: Any = node.args[1] if _op(node) in ("mean", "amax") and len(node.args) > 2 else ()
+    return sorted(axes) in ([2, 3], [-2, -1]) and node.args[2] is True
+
+
+def _is_last_softmax(node: Node) -> bool:
+    return _op(node) == "softmax" and node.args[1] in (-1, 3)
+
+
+def _is_pointwise(graph_module: GraphModule, node: Node) -> bool:
+    """Whether a convolution multiplies the channels of each pixel: its kernel has a scale for each."""
+    weight = operator.attrgetter(str(_value(node.args[1]).target))(graph_module)
+    arguments: Any = (*node.args[3:], *([1], [0], [1], 1)[max(len(node.args) - 3, 0) :])
+    stride, padding, _, groups = arguments
+    plain = set(stride) == {1} and set(padding) == {0} and groups == 1
+    return bool(_op(node) == "conv2d" and plain) and set(weight.shape[2:]) == {1}
 
 
 def _fused_before(node: Node) -> Node | None:

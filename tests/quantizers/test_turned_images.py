@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
+from pt2qa._quantize.plain_flow import plain_flow
+from pt2qa_xnnpack import for_xnnpack
 from tests.flows import direct_sqnr, quantized_pair
 from tests.quantizers.device import XNNPACKDevice
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 RULE = "xnnpack-turned-image"
+TURNED = "turned for all that read"
 
 
 class Net(nn.Module):
@@ -25,7 +29,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.conv, self.other, self.third = (nn.Conv2d(4, 4, size, padding=size // 2) for size in (3, 1, 3))
-        self.norm, self.way = nn.BatchNorm2d(4), way
+        self.norm, self.linear, self.way = nn.BatchNorm2d(4), nn.Linear(6, 6), way
 
     def forward(self, x: Tensor) -> Tensor:
         return self.way(self, x)
@@ -62,41 +66,82 @@ WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor], str]] = {
     "dynamic, one value": (
         "dynamic",
         lambda net, x: (lambda v: net.conv(v) + v)(x.relu()),
-        "before relu, which others",
+        TURNED,
     ),
     "dynamic, pool": ("dynamic", lambda net, x: (lambda v: net.conv(F.max_pool2d(v, 1, 1)) + v)(x.relu()), ""),
     "dynamic, flat": (
         "dynamic",
         lambda net, x: (lambda v: net.conv(v).flatten(1) + v.flatten(1))(x.relu()),
-        "before relu, which others",
+        TURNED,
     ),
-    "dynamic, softmax": ("dynamic", lambda net, x: net.conv(x.softmax(-1)), "before softmax"),
+    "dynamic, softmax": ("dynamic", lambda net, x: net.conv(x.softmax(-1)), TURNED),
     "dynamic, softmax of channels": ("dynamic", residual(lambda net, x: x.softmax(1)), ""),
     "dynamic, batch norm": ("dynamic", residual(lambda net, x: net.norm(x)), ""),
     "dynamic, mean": ("dynamic", residual(lambda net, x: x.mean((2, 3), keepdim=True)), ""),
     "dynamic, portable op": ("dynamic", residual(lambda net, x: x.roll(1, 1)), ""),
-    "dynamic, sum": ("dynamic", residual(lambda net, x: x.relu() + x.tanh()), "before add, which others"),
-    "dynamic, permute": ("dynamic", lambda net, x: net.conv(x.transpose(2, 3)), "before transpose"),
+    "dynamic, sum": ("dynamic", residual(lambda net, x: x.relu() + x.tanh()), TURNED),
+    "dynamic, permute": ("dynamic", lambda net, x: net.conv(x.transpose(2, 3)), TURNED),
     "dynamic, input": ("dynamic", lambda net, x: net.conv(x) + x.relu(), ""),
-    "dynamic, two": ("dynamic", lambda net, x: (lambda v: net.conv(v) + net.other(v))(x.tanh()), "before tanh, which"),
-    "dynamic, two of an input": ("dynamic", lambda net, x: net.conv(x) + net.other(x), "before x, which others"),
+    "dynamic, two": ("dynamic", lambda net, x: (lambda v: net.conv(v) + net.other(v))(x.tanh()), "by pixel"),
+    "dynamic, two of an input": ("dynamic", lambda net, x: net.conv(x) + net.other(x), "by pixel"),
     "dynamic, two alike": ("dynamic", lambda net, x: (lambda v: net.conv(v) + net.third(v))(x.tanh()), ""),
+    "dynamic, input read before": ("dynamic", lambda net, x: x.relu() + net.conv(x), TURNED),
+    "dynamic, input normed": ("dynamic", lambda net, x: net.conv(x - net.linear.bias), TURNED),
+    "dynamic, matmul": ("dynamic", lambda net, x: net.conv(x @ x), TURNED),
+    "dynamic, instance norm": ("dynamic", lambda net, x: net.conv(F.instance_norm(x)), TURNED),
+    "dynamic, by pixel": ("dynamic", lambda net, x: (lambda v: net.third(v) + net.other(v))(net.conv(x)), "by pixel"),
+    "dynamic, linear": ("dynamic", lambda net, x: net.linear(net.conv(x)), "between rounding and kernel"),
     "dynamic, after another": ("dynamic", lambda net, x: (lambda v: net.other(v) + v)(net.conv(x).relu()), ""),
 }
 
 
-@pytest.mark.parametrize("case", WAYS)
-def test_where_the_rule_speaks_the_program_fails_or_is_wrong_and_elsewhere_it_is_right(case: str) -> None:
-    mode, way, expected = WAYS[case]
-    pair = quantized_pair(Net(way), X, pt2qa.quantizer("xnnpack", mode=mode)).as_deployed()
-    found = pt2qa.check(quantized_pair(Net(way), X, pt2qa.quantizer("xnnpack", mode=mode)), rules=[RULE]).rows
-    assert {expected in row.why for row in found} == ({True} if expected else set())
-    graph = pair.quantized if pair.origin is None else pair.origin.graph
+def plain(mode: str, way: Callable[[Any, Tensor], Tensor]) -> tuple[Any, Any]:
+    """The exported program and the converted graph of a flow of torchao and ExecuTorch alone."""
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=mode == "dynamic")
+    program = torch.export.export(Net(way).eval(), (X,))
+    prepared = prepare_pt2e(program.module(), XNNPACKQuantizer().set_global(config))
+    prepared(X)
+    return program, convert_pt2e(prepared)
+
+
+def apart(expected: Tensor, graph: Any) -> float:
     try:
-        apart = direct_sqnr(pair.quantized(X), XNNPACKDevice(graph, X)(X))
+        return direct_sqnr(expected, XNNPACKDevice(graph, X)(X))
     except RuntimeError:
-        apart = 0.0
-    assert (apart < 20) == bool(expected), apart
+        return 0.0
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_a_plain_flow_gives_a_wrong_program_where_the_rule_speaks_and_quantize_a_right_one(case: str) -> None:
+    mode, way, expected = WAYS[case]
+    pair = quantized_pair(Net(way).eval(), X, pt2qa.quantizer("xnnpack", mode=mode))
+    deployed = pair.as_deployed().quantized(X)
+    program, graph = plain(mode, way)
+    assert torch.equal(pair.quantized(X), graph(X))
+    assert pt2qa.check(pair, rules=[RULE]).rows == () == tuple(for_xnnpack(pair.quantized))
+    found = pt2qa.check(pt2qa.pair(program, graph, quantizer="xnnpack"), quantizer="xnnpack", rules=[RULE]).rows
+    assert {expected in row.why for row in found} == ({True} if expected else set())
+    assert any("edited for" in note for note in pair.notes) == bool(expected)
+    assert (apart(deployed, graph) < 20) == bool(expected)
+    if expected:
+        assert apart(deployed, pair.quantized) > 100
+        assert len(for_xnnpack(graph)) == len(found)
+        assert torch.equal(pair.quantized(X), graph(X))
+
+
+@pytest.mark.parametrize("case", ["softmax", "dynamic, one value", "dynamic, by pixel", "dynamic, linear"])
+def test_the_analyses_know_the_edited_ops_and_the_printed_code_edits_them_too(case: str) -> None:
+    mode, way, _ = WAYS[case]
+    pair = quantized_pair(Net(way).eval(), X, pt2qa.quantizer("xnnpack", mode=mode))
+    assert all(row.handle >= 0 for row in pt2qa.compare_layers(pair, [X], progress=False).rows)
+    flow = plain_flow(pair)
+    assert flow.equal, flow.verified
+    assert "for_xnnpack(prepared)" in flow.code
 
 
 def test_the_float_model_is_wrong_as_well_without_quantization() -> None:
