@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import nan, sqrt
 from typing import Any, Final, NamedTuple, cast, get_args
 
 import torch
@@ -123,7 +123,7 @@ def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
             mechanism=cast(Mechanism, name),
             dtype=site.params.dtype,
             site=index,
-            **dict.fromkeys(("noise", "noise_share", "error"), math.nan),
+            **dict.fromkeys(("noise", "noise_share", "error"), nan),
         )
 
 
