@@ -26,7 +26,7 @@ from pt2qa_xnnpack.internals import (
     value_of,
 )
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
-from pt2qa_xnnpack.separation import LAST, ROUNDED, bias_read_by, clamp_of, misread, overwriting
+from pt2qa_xnnpack.separation import APART, LAST, ROUNDED, bias_read_by, clamp_of, misread, overwriting
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
 
@@ -422,6 +422,8 @@ PORTABLE = Rule(
 MISREAD = {
     LAST: "its image is turned for all that read what it was computed from: the output is wrong, or the program fails",
     ROUNDED: "its input is rounded by pixel for one convolution and by image for another: one of both is wrong",
+    APART: "its image is read in float by ops of a delegate and by others, and may be turned for both: the output is "
+    "wrong, or the program fails",
 }
 """What happens to an op that :func:`pt2qa_xnnpack.for_xnnpack` would edit; to one of :data:`FIRST`, by its kind."""
 
@@ -432,7 +434,8 @@ def find_turned(context: Any) -> Iterator[Found]:
         first = "it is computed over the channels, not over the last axis"
         if op_type(node) == "linear":
             first = "its image is turned between rounding and kernel: the model is not lowered"
-        yield Found(context.name_of(node), MISREAD.get(needed, first))
+        # Whether one delegate has all that it might have, only lowering tells.
+        yield Found(context.name_of(node), MISREAD.get(needed, first), "warning" if needed == APART else None)
 
 
 TURNED_IMAGE = Rule(
@@ -443,7 +446,8 @@ TURNED_IMAGE = Rule(
     "not before a softmax over the last axis, in float too: Conv2d, softmax(-1) is 7 dB from the model. Before a "
     "linear with dynamic scales it turns what is already rounded, before a convolution with dynamic scales the first "
     "value that all was made of, for all who read it: what else is computed of it is wrong, or fails "
-    "(xnn_status_invalid_parameter). And a pointwise convolution rounds by pixel what others read by image.",
+    "(xnn_status_invalid_parameter). A pointwise convolution rounds by pixel what others read by image. And an image "
+    "with a static scale that is read in float, in the delegate and outside, is turned for both: Conv2d, Mish.",
     fix="pt2qa_xnnpack.for_xnnpack(graph) gives each such op an input of its own, without changing a number; "
     "pt2qa.quantize does it, and so does the code that it prints",
     needs=("pair",),

@@ -46,9 +46,16 @@ IMAGES = (*CONVOLUTIONS, "max_pool2d", "prelu")
 MAYBE = (*IMAGES, "avg_pool2d", "adaptive_avg_pool2d", "upsample_bilinear2d")
 """Ops that have such kernels for some arguments."""
 
+INSIDE = POINTWISE | MOVES | {*IMAGES, "upsample_bilinear2d", "mean"}
+"""Ops that a delegate computes, and takes in either layout."""
+
+SEVERAL = ("mish", "softplus", "log_sigmoid", "hardshrink")
+"""Ops that are lowered to several, of which a delegate computes some."""
+
 FIRST = "has its image with the channels first"
 LAST = "has its image for itself"
 ROUNDED = "rounds its input itself"
+APART = "is read in float behind a pool of 1 x 1"
 
 
 def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
@@ -77,7 +84,11 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
             changed.append((node, "has a bias of its own"))
     made = dict[Any, Node]()
     for node, done in list(misread(graph_module)):
-        _give_own_input(graph_module, node, done, made)
+        if done == APART:
+            for source, readers in _read_in_float(node):
+                _pool_between(source, readers)
+        else:
+            _give_own_input(graph_module, node, done, made)
         changed.append((node, done))
     if made:
         graph_module.graph.eliminate_dead_code()
@@ -122,6 +133,7 @@ def misread(graph_module: GraphModule) -> Iterator[tuple[Node, str]]:
     linear with dynamic scales it puts the turn between rounding and kernel, which then do not fit.  Before a
     convolution with dynamic scales it turns the value from which all was computed, for all who read it, and does not
     revise what it has noted.  A value that is rounded by pixel for a pointwise convolution is also read by the others.
+    An image with a static scale that is read in float outside of the delegate, and in it as well, is turned for both.
     """
     last, maybe, images, seen = set[Node](), set[Node](), set[Node](), set[Node]()
     by_pixel = dict[Node, bool]()
@@ -154,6 +166,8 @@ def misread(graph_module: GraphModule) -> Iterator[tuple[Node, str]]:
             last |= {node} if whole else set()
         if op in IMAGES:
             last.add(node)
+        if node in last and any(_are_mixed(readers) for _, readers in _read_in_float(node)):
+            yield node, APART
 
 
 def _turned(graph_module: GraphModule, convolution: Node, seen: set[Node]) -> list[Node]:
@@ -172,6 +186,37 @@ def _turned(graph_module: GraphModule, convolution: Node, seen: set[Node]) -> li
         if readers or len(value.all_input_nodes) > 1:
             return []
         ahead = value
+
+
+def _read_in_float(value: Node) -> Iterator[tuple[Node, list[Node]]]:
+    """What an image is after rounding to a static scale, and the readers that do not round it again."""
+    for rounding in filter(_is_rounding, value.users):
+        if rounding.op != "call_module" and not str(rounding.target).endswith("quantize_per_tensor.default"):
+            continue
+        readers = [each for each in rounding.users if not _is_rounding(each) and not _is_annotated(each, value)]
+        if readers:
+            yield rounding, readers
+        yield from _read_in_float(rounding)
+
+
+def _is_annotated(reader: Node, value: Node) -> bool:
+    """Whether the quantizer rounds a value for an op of a prepared graph."""
+    return value in getattr(reader.meta.get("quantization_annotation"), "input_qspec_map", ())
+
+
+def _are_mixed(readers: list[Node]) -> bool:
+    """Whether a delegate computes some of what reads an image in float, but not all."""
+    inside = [_op(each) in INSIDE for each in readers]
+    return any(_op(each) in SEVERAL for each in readers) or (any(inside) and not all(inside))
+
+
+def _pool_between(source: Node, readers: list[Node]) -> None:
+    with source.graph.inserting_after(source):
+        own = source.graph.call_function(torch.ops.aten.max_pool2d.default, (source, [1, 1], [1, 1]))
+    own.meta = copy.copy(_value(source).meta)
+    own.meta.pop("quantization_annotation", None)
+    for each in readers:
+        each.replace_input_with(source, own)
 
 
 def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict[Any, Node]) -> None:

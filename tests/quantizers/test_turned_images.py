@@ -20,6 +20,7 @@ from tests.quantizers.device import XNNPACKDevice
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 RULE = "xnnpack-turned-image"
 TURNED = "turned for all that read"
+IN_FLOAT = "read in float by ops of a delegate and by others"
 
 
 class Net(nn.Module):
@@ -61,6 +62,11 @@ WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor], str]] = {
     ),
     "softmax, flat": ("static", rounded, ""),
     "softmax of channels": ("static", lambda net, x: net.conv(x).softmax(1), ""),
+    "mish": ("static", lambda net, x: F.mish(net.conv(x)), IN_FLOAT),
+    "prelu": ("static", lambda net, x: F.prelu(net.conv(x), net.other.bias), ""),
+    "two readers": ("static", lambda net, x: (lambda v: torch.where(v > 0, F.gelu(v), v))(net.conv(x)), IN_FLOAT),
+    "silu": ("static", lambda net, x: F.silu(net.conv(x)), ""),
+    "static, residual": ("static", residual(lambda net, x: net.conv(x)), ""),
     "softmax first": ("static", lambda net, x: net.conv(x.softmax(-1)), ""),
     "dynamic, residual": ("dynamic", lambda net, x: net.conv(x.relu()) + x.relu(), ""),
     "dynamic, one value": (
@@ -134,7 +140,9 @@ def test_a_plain_flow_gives_a_wrong_program_where_the_rule_speaks_and_quantize_a
         assert torch.equal(pair.quantized(X), graph(X))
 
 
-@pytest.mark.parametrize("case", ["softmax", "dynamic, one value", "dynamic, by pixel", "dynamic, linear"])
+@pytest.mark.parametrize(
+    "case", ["softmax", "two readers", "dynamic, one value", "dynamic, by pixel", "dynamic, linear"]
+)
 def test_the_analyses_know_the_edited_ops_and_the_printed_code_edits_them_too(case: str) -> None:
     mode, way, _ = WAYS[case]
     pair = quantized_pair(Net(way).eval(), X, pt2qa.quantizer("xnnpack", mode=mode))
