@@ -8,9 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from tests.models import images, residual
+
+
+def unedited_pair(model: nn.Module, x: Tensor, mode: str) -> pt2qa.QuantizedPair:
+    """A model quantized for XNNPACK without what :func:`pt2qa.quantize` edits for the kernels, as these compute it."""
+    capture, plugin = pt2qa.capture(model.eval(), x), pt2qa.quantizer("xnnpack", mode=mode)
+    prepared = prepare_pt2e(graph := capture.module(), plugin.build(graph, qat=False))
+    prepared(x)
+    return pt2qa.pair(capture, convert_pt2e(prepared)).as_deployed(plugin)
 
 
 def quantized_pair(

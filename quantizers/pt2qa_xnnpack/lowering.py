@@ -197,7 +197,7 @@ class _Lowered:
 
     Attributes:
         data: the ``.pte`` file.
-        delegated: handles of the ops that are in a delegate as a whole.
+        delegated: handles of the ops that are in a delegate as a whole; -1 for all ops without one.
         delegates: how many there are.
         portable: names of the ops outside of delegates, once for each op.
         outputs: name of the op that makes each output; empty for a delegate's.
@@ -226,6 +226,8 @@ def _lowered(
         outside = [node for node in program.graph.nodes if op_name(node)]
         computed = [node for node in outside if op_name(node).partition("::")[2] not in MOVES]
         delegated = _handles([node for each in delegates for node in each.graph.nodes]) - _handles(computed)
+        # Whatever was put in without a handle is inside, if nothing outside lacks one.
+        delegated |= {-1} if all(handle_of(node) is not None for node in computed) else set()
         portable, outputs = tuple(map(op_name, outside)), tuple(map(op_name, _outputs(program)))
         data = bytes(edge.to_executorch().buffer)
     except _MergedError:

@@ -213,8 +213,7 @@ def _are_mixed(readers: list[Node]) -> bool:
 def _pool_between(source: Node, readers: list[Node]) -> None:
     with source.graph.inserting_after(source):
         own = source.graph.call_function(torch.ops.aten.max_pool2d.default, (source, [1, 1], [1, 1]))
-    own.meta = copy.copy(_value(source).meta)
-    own.meta.pop("quantization_annotation", None)
+    own.meta = _meta_of(_value(source))
     for each in readers:
         each.replace_input_with(source, own)
 
@@ -233,9 +232,14 @@ def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict
                 # Neither changes a number.
                 pool, view = (aten.max_pool2d.default, (value, [1, 1], [1, 1])), (aten.view_as.default, (value, value))
                 own = node.graph.call_function(*(pool if done == LAST else view))
-                own.meta = copy.copy(_value(source).meta)
+                own.meta = _meta_of(_value(source))
             made[key] = _again(source, {value: own})
         node.replace_input_with(source, made[key])
+
+
+def _meta_of(value: Node) -> dict[str, Any]:
+    """What is known of a value, for an op that passes it on: without what marks the op that made it."""
+    return {key: each for key, each in value.meta.items() if key not in ("custom", "quantization_annotation")}
 
 
 def _again(node: Node, made: dict[Node, Node]) -> Node:

@@ -17,7 +17,7 @@ import pt2qa
 from pt2qa._deployed.causes import Region, cause_of
 from pt2qa._graph.handles import op_of
 from pt2qa._simulator.quant_ops import is_quantize
-from tests.flows import quantized_pair
+from tests.flows import quantized_pair, unedited_pair
 
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) + 1
 
@@ -162,9 +162,7 @@ class Flat(nn.Module):
 
 
 def test_an_image_that_is_read_turned_is_named() -> None:
-    report = pt2qa.compare_deployed(
-        quantized_pair(Flat(), X, "xnnpack:mode=dynamic").as_deployed(), [X], progress=False
-    )
+    report = pt2qa.compare_deployed(unedited_pair(Flat(), X, "dynamic"), [X], backend="xnnpack", progress=False)
     assert [(row.op, row.cause) for row in report.suspects] == [
         ("flatten", "it reads an image with the channels last, as if they were first")
     ]

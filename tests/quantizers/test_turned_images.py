@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -146,7 +147,10 @@ def test_a_plain_flow_gives_a_wrong_program_where_the_rule_speaks_and_quantize_a
 def test_the_analyses_know_the_edited_ops_and_the_printed_code_edits_them_too(case: str) -> None:
     mode, way, _ = WAYS[case]
     pair = quantized_pair(Net(way).eval(), X, pt2qa.quantizer("xnnpack", mode=mode))
-    assert all(row.handle >= 0 for row in pt2qa.compare_layers(pair, [X], progress=False).rows)
+    costs = {row.name: row.flops_share for row in pt2qa.sensitivity(pair, [X], progress=False).rows}
+    assert math.isclose(sum(costs.values()), 1.0), "an inserted op has taken the name of the op before it"
+    own = [row for row in pt2qa.compare_deployed(pair, [X], progress=False).rows if row.handle < 0]
+    assert all(row.delegated for row in own)
     flow = plain_flow(pair)
     assert flow.equal, flow.verified
     assert "for_xnnpack(prepared)" in flow.code

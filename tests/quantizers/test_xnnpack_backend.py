@@ -17,6 +17,7 @@ from pt2qa.plugins import Ran
 from pt2qa_xnnpack import lowering
 from pt2qa_xnnpack.backend import XNNPACKBackend, XNNPACKProgram
 from pt2qa_xnnpack.internals import reason_of
+from tests.flows import unedited_pair
 
 
 class Copies(nn.Module):
@@ -175,9 +176,9 @@ class Residual(nn.Module):
 def test_an_image_that_executorch_returns_in_another_layout_is_named_and_its_reader_is_not() -> None:
     """The same with sizes that do not give it away: the program itself runs, and its output is wrong."""
     torch.manual_seed(0)
-    model, x = Residual().eval(), torch.randn(2, 8, 8, 8)
-    pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack:mode=dynamic", [x], progress=False)
-    report = pt2qa.compare_deployed(pair.as_deployed(), [x], progress=False)
+    x = torch.randn(2, 8, 8, 8)
+    pair = unedited_pair(Residual(), x, "dynamic")
+    report = pt2qa.compare_deployed(pair, [x], backend="xnnpack", progress=False)
     assert report.stage == "deployed"
     assert [row.name for row in report.suspects] == ["relu"]
     assert next(row for row in report.rows if row.op == "conv2d").isolated_sqnr < 10
