@@ -201,7 +201,7 @@ def _read_in_float(value: Node) -> Iterator[tuple[Node, list[Node]]]:
 
 def _is_annotated(reader: Node, value: Node) -> bool:
     """Whether the quantizer rounds a value for an op of a prepared graph."""
-    return value in getattr(reader.meta.get("quantization_annotation"), "input_qspec_map", ())
+    return any(value in getattr(each, "input_qspec_map", ()) for each in reader.meta.values())
 
 
 def _are_mixed(readers: list[Node]) -> bool:
@@ -238,8 +238,8 @@ def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict
 
 
 def _meta_of(value: Node) -> dict[str, Any]:
-    """What is known of a value, for an op that passes it on: without what marks the op that made it."""
-    return {key: each for key, each in value.meta.items() if key not in ("custom", "quantization_annotation")}
+    """What is known of a value, for an op that passes it on: without the handle of the op that made it."""
+    return {key: each for key, each in value.meta.items() if key != "custom"}
 
 
 def _again(node: Node, made: dict[Node, Node]) -> Node:

@@ -82,7 +82,6 @@ def test_no_more_than_three_regions_and_not_all_noise() -> None:
     aimed = judged_by(joined("xnnpack"), target=Target(30.0))
     alone = [each for each in needed(four, aimed) if "accounts for" in each.evidence]
     assert len(alone) == precision.MOST == 3
-    assert needed({8: 1.0}) == []  # all of it: that is the float model
     assert needed({}) == needed({8: 0.0}) == []
     assert needed({8: 0.5, 0: 0.5}, annotations=None) == []
 

@@ -166,6 +166,9 @@ class Additive:
         signal = torch.full_like(noise, 0.5)
         return Outcome(value, found, samples=2, signal=signal, noise=noise, of_metric=self.value is not None)
 
+    def annotations(self, treatment: Treatment) -> None:
+        """None are known."""
+
     def forget(self, *but: Treatment) -> None:
         self.forgotten.append(but)
 

@@ -62,7 +62,7 @@ def searched(now: Outcome, needed: float | None = None, *rows: CauseRow, **given
         names=lambda indices: tuple(sites[index].name for index in indices),
     )
     own = {"rows": rows, "bounds": {}, "from_repair": None, "repair_helps": False, "state": Treatment(), "quality": now}
-    own |= {"out_of_reach": None, "tried": [], "deployed": {}, "worth": SimpleNamespace(least=0.01)}
+    own |= {"out_of_reach": None, "clamped": None, "tried": [], "deployed": {}, "worth": SimpleNamespace(least=0.01)}
     return SimpleNamespace(case=case, needed=needed, **{**own, **given})
 
 
@@ -160,6 +160,10 @@ def test_without_a_cause_it_says_why() -> None:
     repaired = {"from_repair": gain, "repair_helps": True, "out_of_reach": 30.0}
     assert of(high, **repaired) == f"No cause found: 20.0 dB{over}.{free}"
     assert of(high, out_of_reach=30.0) == ("No certain remedy: 20.0 dB; ranges that fit the data would give 30.0 dB.")
+    assert of(high, clamped=("conv", 0.9)) == (
+        "No certain remedy: 20.0 dB. Values beyond the calibrated range, most at conv, make 90.00 % of the noise: "
+        f"calibrate on more samples.{none}"
+    )
     tried = [TriedRow("bias", "", "", 1.0, "too little"), TriedRow("range", "", "", 3.0, "chance")]
     tried += [TriedRow("observer", "", "", 2.0, "no"), TriedRow("saturation", "", "", math.nan, "no")]
     assert of(high, out_of_reach=30.0, tried=tried).endswith(

@@ -25,7 +25,7 @@ class Parts(nn.Module):
 
 @pytest.fixture(scope="module")
 def pair() -> pt2qa.QuantizedPair:
-    return quantized_pair(Parts().eval(), torch.randn(2, 3, 8, 8), "xnnpack")
+    return quantized_pair(Parts().eval(), torch.randn(2, 3, 8, 8), "x86")
 
 
 def test_inputs_are_the_nearest_rows_whose_values_an_op_reads(pair: pt2qa.QuantizedPair) -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchao.quantization.pt2e.quantizer.arm_inductor_quantizer import (
+    ArmInductorQuantizer,
+    get_default_arm_inductor_quantization_config,
+)
 from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     X86InductorQuantizer,
     get_default_x86_inductor_quantization_config,
@@ -22,6 +26,11 @@ from tests.overrides.nets import NETS
 
 def generic() -> X86InductorQuantizer:
     return X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
+
+
+def unknown() -> ArmInductorQuantizer:
+    """A quantizer whose kernels no plug-in knows."""
+    return ArmInductorQuantizer().set_global(get_default_arm_inductor_quantization_config())
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -59,14 +68,14 @@ def test_what_cannot_be_done_is_said(
 
 
 def test_a_first_op_with_other_readers_is_not_fused() -> None:
-    quantizer = annotations_of(captured("two_users")[0], generic())
+    quantizer = annotations_of(captured("two_users")[0], unknown())
     with pytest.raises(QuantizeError, match="add reads the output of conv/conv2d, too"):
         quantizer.with_edits([Edit("fuse", ("conv/conv2d", "relu"))])
 
 
 def test_a_pair_without_rounding_in_between_is_not_fused() -> None:
     with pytest.raises(QuantizeError, match="changes nothing: the output of conv1/conv2d is not quantized on its way"):
-        annotations_of(captured("residual")[0], generic()).with_edits([Edit("fuse", ("conv1/conv2d", "relu/relu"))])
+        annotations_of(captured("residual")[0], unknown()).with_edits([Edit("fuse", ("conv1/conv2d", "relu/relu"))])
 
 
 def test_quantize_says_the_same() -> None:

@@ -62,7 +62,8 @@ def test_torchao_alone_gives_a_wrong_model_and_a_right_one_once_edited(dynamic: 
     assert [row.name for row in pt2qa.compare_deployed(pair, [X], progress=False).suspects[:1]] == [finding.name]
     ((node, done),) = for_x86(graph)
     assert (str(node), done) == ("linear", "has its weight in the order of memory")
-    assert torch.equal(graph(X), expected)
+    # Some CPUs sum a matrix in another layout in another order.
+    assert direct_sqnr(expected, graph(X)) > 120
     assert for_x86(graph) == []
     assert direct_sqnr(expected, lower_pt2e_quantized_to_x86(graph, (X,))(X)) > 100
 
