@@ -173,20 +173,20 @@ class XNNPACKProgram:
 
         contiguous = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in inputs]
         try:
-            found: Sequence[Any] = self._method(which, "the program").execute(contiguous)
+            found: Sequence[Any] = self._method(which).execute(contiguous)
         except RuntimeError as error:
-            told = [_with_reason(error, lambda: self._method(which, "it").execute(contiguous))]
+            told = [_with_reason(error, lambda: self._method(which).execute(contiguous))]
             told += [] if self.taps else self.facts
             raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {'. '.join(told)}") from error
         return found
 
-    def _method(self, which: str, what: str) -> Any:
+    def _method(self, which: str) -> Any:
         if which not in self._loaded or self.stateful:
             try:
                 self._loaded[which] = self._load(which)
             except (RuntimeError, KeyError) as error:
                 told = _with_reason(error, lambda: self._load(which))
-                raise DeploymentError(f"ExecuTorch could not load {what}: {told}") from error
+                raise DeploymentError(f"ExecuTorch could not load the program: {told}") from error
         return self._loaded[which][1]
 
     def _load(self, which: str) -> tuple[Any, Any]:

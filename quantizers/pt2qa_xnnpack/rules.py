@@ -26,14 +26,22 @@ from pt2qa_xnnpack.internals import (
     value_of,
 )
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
-from pt2qa_xnnpack.separation import APART, LAST, ROUNDED, bias_read_by, clamp_of, misread, overwriting
+from pt2qa_xnnpack.separation import (
+    APART,
+    JOINS,
+    LAST,
+    PERMUTES,
+    ROUNDED,
+    bias_read_by,
+    clamp_of,
+    misread,
+    overwriting,
+)
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
 
-JOINS = frozenset({"cat", "concat", "concatenate"})
 RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "slice", "narrow", "unsqueeze"})
 """They have a kernel for fixed sizes only."""
-PERMUTES = frozenset({"permute", "transpose", "t", "numpy_T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims"})
 MOVES = JOINS | RESHAPES | PERMUTES | {"max_pool2d"}
 """Ops whose kernels hand integers on. Others that move data, as ``select`` or ``expand``, run in float, in between."""
 

@@ -212,34 +212,34 @@ def _are_mixed(readers: list[Node]) -> bool:
 
 def _pool_between(source: Node, readers: list[Node]) -> None:
     with source.graph.inserting_after(source):
-        own = source.graph.call_function(torch.ops.aten.max_pool2d.default, (source, [1, 1], [1, 1]))
-    own.meta = _meta_of(_value(source))
+        own = _turning(source, LAST)
     for each in readers:
         each.replace_input_with(source, own)
 
 
 def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict[Any, Node]) -> None:
     """Gives an op, and those that need the same, its input once more."""
-    source, aten = node.args[0], torch.ops.aten
+    source = node.args[0]
     assert isinstance(source, Node)
     value = source if _op(node) == "softmax" else _value(source)
     kind = done, _op(node) in CONVOLUTIONS and _is_pointwise(graph_module, node)
     key = source if value is source else _rounded(node), kind
     with node.graph.inserting_before(node):
         if key not in made:
-            own = value
-            if done != ROUNDED:
-                # Neither changes a number.
-                pool, view = (aten.max_pool2d.default, (value, [1, 1], [1, 1])), (aten.view_as.default, (value, value))
-                own = node.graph.call_function(*(pool if done == LAST else view))
-                own.meta = _meta_of(_value(source))
+            own = value if done == ROUNDED else _turning(value, done)
             made[key] = _again(source, {value: own})
         node.replace_input_with(source, made[key])
 
 
-def _meta_of(value: Node) -> dict[str, Any]:
-    """What is known of a value, for an op that passes it on: without the handle of the op that made it."""
-    return {key: each for key, each in value.meta.items() if key != "custom"}
+def _turning(value: Node, done: str) -> Node:
+    """An op that makes ExecuTorch turn an image and changes no number; it has not the handle of the op before it."""
+    pool, view = torch.ops.aten.max_pool2d.default, torch.ops.aten.view_as.default
+    graph = value.graph
+    own = (
+        graph.call_function(pool, (value, [1, 1], [1, 1])) if done == LAST else graph.call_function(view, (value,) * 2)
+    )
+    own.meta = {key: each for key, each in _value(value).meta.items() if key != "custom"}
+    return own
 
 
 def _again(node: Node, made: dict[Node, Node]) -> Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 import pt2qa
+from pt2qa._diagnosis.search import Search
+from pt2qa._reconfigure.candidates import costs_of
 from pt2qa._simulator.data import Data
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.treatment import Treatment
+from pt2qa.overrides.plan import Edit
 from pt2qa.report import Diagnosis
 from tests.check.quantizers import every
 
@@ -223,3 +227,20 @@ def test_values_beyond_the_ranges_are_named_where_no_part_of_the_samples_covers_
     # Half of the noise is no reason to say so: a bit is three quarters of it.
     calm = pt2qa.diagnose(pair, x.roll(1, 0).split(16), progress=False)
     assert calm.verdict.startswith("Nothing to do")
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + x.flip(1)) + x
+
+
+@pytest.mark.parametrize(("floats", "whole"), [(("add",), False), (("add", "add_1"), True), ((), False)])
+def test_what_leaves_nothing_in_int8_is_the_float_model_where_nothing_multiplies_either(
+    floats: tuple[str, ...], whole: bool
+) -> None:
+    (x,) = samples(0, 1)
+    pair = quantized(Sum().eval(), "xnnpack", [x])
+    judge = SimpleNamespace(annotations=lambda treatment: pair.recipe.annotations if pair.recipe else None)
+    search: Any = SimpleNamespace(case=SimpleNamespace(judge=judge, costs=costs_of(pair, pair.values(x))))
+    treatment = Treatment(floats=(Edit("float", floats),) if floats else ())
+    assert Search._is_float_model(search, treatment) == whole
