@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -124,7 +125,10 @@ class Search:
         return total_noise(self.noise, self.predicted_on(chosen), self.outputs)
 
     def predicted(self, chosen: Collection[int]) -> float:
-        return decibels(1.0, max(self.predicted_noise(chosen), default=math.nan))
+        return decibels(1.0, self._worst_noise(chosen))
+
+    def _worst_noise(self, chosen: Collection[int]) -> float:
+        return max(self.predicted_noise(chosen), default=math.nan)
 
     def on(self, chosen: Collection[int]) -> frozenset[int]:
         """The sites that stay on."""
@@ -166,7 +170,27 @@ class Search:
     def _without_needless(self, chosen: Selection) -> Selection:
         """Drops edits without which the target is met, or the quality is no worse where there is no target."""
         bar = self.quality(chosen).rank if self.needed is None else self.needed
-        return pruned(chosen, self.candidates, lambda fewer: self.quality(fewer).rank >= bar)
+        return self.pruned(chosen, lambda fewer: self.quality(fewer).rank >= bar)
+
+    def pruned(self, chosen: Selection, enough: Callable[[Selection], bool]) -> Selection:
+        """Drops what is not needed, what costs most for its noise first, until no remaining edit can be dropped."""
+
+        def without(number: int) -> Selection:
+            return tuple(other for other in chosen if other != number)
+
+        def worth(number: int) -> float:
+            added = self._worst_noise(without(number)) - self._worst_noise(chosen)
+            return self.candidates[number].cost / added if added > 0 else math.inf
+
+        untried, necessary = deque(sorted(chosen, key=worth, reverse=True)), 0
+        while necessary < len(untried):
+            number = untried.popleft()
+            if enough(without(number)):
+                chosen, necessary = without(number), 0
+            else:
+                untried.append(number)
+                necessary += 1
+        return chosen
 
     def _cheaper(self, chosen: Selection) -> Selection:
         assert self.needed is not None
@@ -273,18 +297,6 @@ class Search:
         return "all edits together do not reach it" if scored else ""
 
 
-def pruned(chosen: Selection, candidates: Sequence[EditCandidate], enough: Callable[[Selection], bool]) -> Selection:
-    """Drops what is not needed, most expensive first, until no remaining edit can be dropped."""
-    untried = sorted(chosen, key=lambda number: candidates[number].cost)
-    while untried:
-        number = untried.pop()
-        fewer = tuple(other for other in chosen if other != number)
-        if enough(fewer):
-            chosen = fewer
-            untried = sorted(chosen, key=lambda number: candidates[number].cost)
-    return chosen
-
-
 @dataclass(frozen=True)
 class Converted:
     """An applied plan for ``chosen``: prepared, calibrated, converted, and measured on the converted graph."""
@@ -333,7 +345,7 @@ def _without_needless(
         known[chosen] = converted(chosen)
         return known[chosen].quality.value >= needed
 
-    return known[pruned(best.chosen, search.candidates, enough)]
+    return known[search.pruned(best.chosen, enough)]
 
 
 @dataclass(frozen=True)
