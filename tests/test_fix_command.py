@@ -90,6 +90,21 @@ def test_a_target_takes_ops_out_of_int8_and_json_says_all(tmp_path: Path) -> Non
     assert any(edit.kind == "float" for edit in plan.edits)
 
 
+def test_dynamic_scales_are_those_of_the_kernels(tmp_path: Path) -> None:
+    flow = FLOW.replace("[torch.randn(4, 16)", "[torch.tensor([[0.01], [1.0], [1.0], [100.0]]) * torch.randn(4, 16)")
+    (tmp_path / "flow.py").write_text(flow, encoding="utf-8")
+    result = run("fix", tmp_path / "flow.py", "-q", "xnnpack:mode=dynamic", "--target", "48", "-o", tmp_path / "out")
+    assert result.exit_code in (0, 1), result.output
+    diagnosis, deployed = (pt2qa.load(tmp_path / "out" / f"{name}.safetensors") for name in ("diagnosis", "deployed"))
+    assert isinstance(diagnosis, Diagnosis)
+    assert isinstance(deployed, DeployedReport)
+    assert diagnosis.quantizer == "xnnpack:mode=dynamic, as deployed"
+    assert "dynamic-by-row" not in {row.cause for row in diagnosis.rows}
+    assert pt2qa.OverridePlan.load(tmp_path / "out" / "plan.json").quantizer == "xnnpack:mode=dynamic"
+    stages = {stage.name: stage.sqnr for stage in deployed.stages}
+    assert stages["deployed"] == pytest.approx(stages["converted"], abs=0.05)
+
+
 def test_what_is_not_reached_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = tmp_path / "flow.py"
     flow.write_text(f"{FLOW}\ndef measured():\n    return dict(zip(NAMES, flow())) | {{'metric': lambda model: 0.5}}")

@@ -57,6 +57,20 @@ def test_sites_are_ranked_on_the_evaluation_batches(run: Any) -> None:
     assert again.stdout == report.text(width=120) + "\n"
 
 
+def test_a_flow_asks_for_what_the_kernels_compute(run: Any) -> None:
+    flow = FLOW.replace("evaluation=", "as_deployed=True, evaluation=")
+    Path("flow.py").write_text(flow, encoding="utf-8")
+    for command in ("sensitivity", "repair"):
+        result = run(command, "flow.py:flow", "-q", "xnnpack:mode=dynamic", "-o", "report.safetensors")
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+        report: Any = load("report.safetensors")
+        assert report.quantizer == "xnnpack:mode=dynamic, as deployed"
+    Path("flow.py").write_text(flow.replace("as_deployed=True", "as_deployed='yes'"), encoding="utf-8")
+    result = run("sensitivity", "flow.py:flow", "-q", "xnnpack")
+    assert result.exit_code == 2
+    assert "as_deployed: got str, expected True or False" in result.stderr
+
+
 def test_every_metric_of_sensitivity_is_offered() -> None:
     (option,) = [each for each in main.commands["sensitivity"].params if each.name == "metric"]
     assert tuple(option.type.choices) == METRICS

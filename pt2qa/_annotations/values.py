@@ -163,7 +163,8 @@ class SpecResolver:
         shares, group, derived = self._sharing(point if done is not None else None)
         low, high = (0, 0) if done is None else _range(done)
         scheme = "" if params is None else _scheme(params)
-        scheme = scheme if done is None or facts is None else facts.scheme
+        # The kernels' slices are not annotated.
+        scheme = scheme if done is None or facts is None or scheme == "per_slice" else facts.scheme
         note = value.note if value.owner else "inserted by the quantizer, prepare or convert"
         refused = f"{facts.dtype} was requested, but the converted model does not round here" if unmet and facts else ""
         return AnnotationRow(

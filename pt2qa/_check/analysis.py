@@ -122,9 +122,11 @@ def check(
             raise SelectionError(why)
     if model is not None and kind in ("capture", "pair"):
         _check_model(model, subject.capture if kind == "pair" else subject)
+    as_deployed = kind == "pair" and subject.origin is not None
     context = CheckContext(
         given=kind,
-        value=subject,
+        value=subject.origin.pair if as_deployed else subject,
+        as_deployed=as_deployed,
         args=() if args is None and kwargs is not None else args,
         kwargs=kwargs,
         quantizer=quantizer,

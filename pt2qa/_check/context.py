@@ -65,6 +65,7 @@ class CheckContext:
         given: the kind of ``value``; ``program`` and ``graph`` are as ``torch.export`` made them, ``prepared`` has
             observers.
         value: what the user gave.
+        as_deployed: whether the pair was that of :meth:`~pt2qa.QuantizedPair.as_deployed`; ``value`` is what is lowered.
         args, kwargs, dynamic_shapes: as :func:`pt2qa.check` takes them.
         quantizer: as ``pt2qa.quantize`` takes it; None without one.
         qat: whether it prepares for quantization-aware training.
@@ -78,6 +79,7 @@ class CheckContext:
 
     given: Kind
     value: Any
+    as_deployed: bool = False
     args: Any = None
     kwargs: Mapping[str, Any] | None = None
     quantizer: Any = None

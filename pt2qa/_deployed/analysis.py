@@ -118,7 +118,7 @@ def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
     if differences is None:
         return []
     try:
-        found = differences(pair.quantized if pair.origin is None else pair.origin.graph)
+        found = differences(pair.converted)
     except DeploymentError as error:
         return [f"not compared with what the pair holds: {error}"]
     told = [f"{name_of(node, pair.names) or node.name}: {what}" for node, what in found]
@@ -155,6 +155,6 @@ def _found(pair: QuantizedPair, backend: Backend | None, counts: Callable[[Findi
         return []
     # A rule of no plug-in that is about kernels, too.
     rules = [*(rule.id for rule in rules_of(plugin)), "bias-overflow"]
-    lowered = pair if pair.origin is None else replace(pair, quantized=pair.origin.graph, origin=None)
+    lowered = pair if pair.origin is None else pair.origin.pair
     found = check(lowered, quantizer=plugin, rules=rules, progress=False).rows
     return [f"{each.name}: {each.why} ({each.rule})" for each in found if counts(each)]

@@ -110,7 +110,7 @@ class Lowerable:
 
 
 def lowerable(pair: QuantizedPair) -> Lowerable:
-    converted = pair.quantized if pair.origin is None else pair.origin.graph
+    converted = pair.converted
     graph = copy_nodes(converted)
     names = dict(zip((node.name for node in converted.graph.nodes), graph.graph.nodes, strict=True))
     if pair.origin is not None:

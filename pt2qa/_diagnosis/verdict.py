@@ -120,6 +120,9 @@ def next_command(search: Search, after: Outcome | None, *, interrupted: bool) ->
     """What to call next, or what to change; empty if there is nothing to do."""
     if interrupted:
         return "pt2qa.diagnose(pair, batches)"
+    if search.state.as_deployed:  # what is left is to be found in what the kernels compute
+        aim = "" if search.needed is None else f", target={search.needed:g}"
+        return f"pt2qa.diagnose(pair.as_deployed(), batches{aim})"
     target, recipe = search_target(search, after), search.case.judge.recipe
     if recipe is None and not search.rows and target is not None:  # no search can quantize it again
         return "pt2qa.sensitivity(pair, batches)"

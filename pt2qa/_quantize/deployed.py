@@ -22,17 +22,6 @@ SLICES = {(-1,): "row", (-3,): "pixel", (-3, -2, -1): "image"}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The graph, which is deployed, that :func:`with_slices` made another of.
-
-    ``names`` has, by the name of each node that both graphs have, its name in ``graph``.
-    """
-
-    graph: GraphModule
-    names: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class SlicedInput:
     """An input with one scale in the converted graph, of which the kernel scales each slice.
 
@@ -90,8 +79,11 @@ def _count(inputs: Sequence[SlicedInput]) -> str:
     return f"the backend's kernels have a scale for {slices} ({counted(len(inputs), 'input')})" if inputs else ""
 
 
-def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Origin]:
-    """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it."""
+def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Mapping[str, str]]:
+    """A copy of a converted graph in which dynamic inputs are quantized slice by slice, as the kernels do it.
+
+    With it, by the name of each node that both graphs have, its name in the converted one.
+    """
     result = copy_nodes(graph_module)
     copied = dict(zip(result.graph.nodes, (node.name for node in graph_module.graph.nodes), strict=True))
     made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]] = {}
@@ -99,8 +91,7 @@ def with_slices(graph_module: GraphModule, plugin: Any) -> tuple[GraphModule, Or
         _slice(given, made)
     result.graph.eliminate_dead_code()
     result.recompile()
-    names = {node.name: copied[node] for node in result.graph.nodes if node in copied}
-    return result, Origin(graph_module, names)
+    return result, {node.name: copied[node] for node in result.graph.nodes if node in copied}
 
 
 def _slice(given: SlicedInput, made: dict[tuple[Node, tuple[int, ...]], tuple[Node, ...]]) -> None:

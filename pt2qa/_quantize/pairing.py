@@ -37,7 +37,7 @@ from pt2qa._graph.internals.torchao import is_logger, is_observer
 from pt2qa._graph.matching import with_common_handles
 from pt2qa._graph.subclasses import refuse_subclasses, subclasses_in, with_tensors
 from pt2qa._quantize.calibration import without
-from pt2qa._quantize.deployed import Origin, deployed_note, sliced_inputs, with_slices
+from pt2qa._quantize.deployed import deployed_note, sliced_inputs, with_slices
 from pt2qa._report.notes import notes_without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
@@ -143,6 +143,14 @@ class of_live_graphs(functools.cached_property[T]):
         raise AttributeError(f"a pair's {self.attrname} cannot be set")
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The pair whose graph is deployed; ``names`` has, by the name of a node that both graphs have, its name there."""
+
+    pair: QuantizedPair
+    names: Mapping[str, str]
+
+
 @dataclass(frozen=True, repr=False)
 class QuantizedPair:
     """What every analysis takes: a reference, its quantized graph, and how their parts belong together.
@@ -160,8 +168,8 @@ class QuantizedPair:
         capture: the capture that it was made from, if pt2qa made it; it checks batches.
         notes: what a reader of any report about this pair must know.
         recipe: how it was quantized, if pt2qa did it.
-        origin: the converted graph that is deployed, where :meth:`as_deployed` put another one in its place.
-        plugin: whose backend runs it, if there is no recipe; its kernels are those of :meth:`as_deployed`.
+        origin: the pair of the converted graph, which is deployed, where this one is made by :meth:`as_deployed`.
+        plugin: whose backend runs it, if there is no recipe; and whose kernels :meth:`as_deployed` takes.
         weight_cache: bytes of quantized weights, 128 MiB unless set otherwise, whose float values are kept; others are
             made from their integers whenever their op runs.  ``dataclasses.replace(pair, weight_cache=...)`` sets it.
     """
@@ -196,6 +204,11 @@ class QuantizedPair:
     def simulator(self) -> Simulator:
         """Runs reference and quantized model, together or with any choice of sites."""
         return Simulator(self.program)
+
+    @property
+    def converted(self) -> GraphModule:
+        """What ``convert_pt2e`` returned, which is lowered; :attr:`quantized` but for :meth:`as_deployed`."""
+        return self.quantized if self.origin is None else self.origin.pair.quantized
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -235,7 +248,8 @@ class QuantizedPair:
         ``convert_pt2e`` computes one scale for the whole input of a dynamic linear or convolution.  Kernels may scale
         each row, pixel or image: ``scale = (max(x, 0) - min(x, 0)) / 255`` of that slice, as XNNPACK's do.  Every
         analysis takes the result, and verifies its simulation against ``result.quantized``, the converted graph with
-        these ops in it.  That graph is for analyses only: deploy the pair's own.
+        these ops in it.  That graph is for analyses only: deploy the pair's own, ``result.converted``.  ``diagnose``,
+        ``repair`` and ``reconfigure`` quantize again and measure each result as deployed.
 
         Args:
             quantizer: the plug-in that knows the kernels, as :func:`pt2qa.quantize` takes it; None for the one that
@@ -263,14 +277,13 @@ class QuantizedPair:
         inputs = sliced_inputs(self.quantized, plugin)
         if not inputs:
             return self
-        quantized, origin = with_slices(self.quantized, plugin)
+        quantized, names = with_slices(self.quantized, plugin)
         return replace(
             self,
             quantized=quantized,
-            origin=origin,
+            origin=Origin(self, names),
             quantizer=f"{self.quantizer}, as deployed",
             notes=(*notes_without("kernels", self.notes), deployed_note(inputs)),
-            recipe=None,
             plugin=plugin,
         )
 
@@ -373,7 +386,7 @@ def _forget_what_changed(pair: QuantizedPair) -> None:
     known, calls = made.get("_looked_at", (None, weakref.WeakSet()))
     if known is not None and (call is None or call in calls):
         return
-    deployed = None if pair.origin is None else pair.origin.graph
+    deployed = None if pair.origin is None else pair.converted
     graphs = pair.quantized, pair.reference, pair.float_graph, deployed
     now = Contents.of(graph for graph in graphs if graph is not None)
     if known is None or not now.equal(known):

@@ -157,7 +157,7 @@ class _Trial:
         found = self._converted(text)
         if isinstance(found, str):
             return found
-        quantized = self.pair.quantized if self.pair.origin is None else self.pair.origin.graph
+        quantized = self.pair.converted
         expected, actual = self._outputs(quantized), self._outputs(found)
         if tensors_equal(expected, actual):
             return ""

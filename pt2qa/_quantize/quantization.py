@@ -111,7 +111,7 @@ def quantize_again(
     overrides: OverridePlan | None = None,
     progress: bool | None = False,
 ) -> QuantizedPair:
-    """The model of a pair that pt2qa quantized, quantized with other options, data or edits.
+    """The model of a pair that pt2qa quantized, quantized with other options, data or edits; as deployed, if that is.
 
     An analysis holds several such pairs at a time, so constants that come out equal are shared with the given pair, and
     fewer float values are kept.
@@ -121,7 +121,8 @@ def quantize_again(
     assert capture is not None, "a recipe comes with a capture"
     plugin = recipe.plugin if plugin is None else plugin
     data = replace(data, progress=progress)
-    return _quantize(capture, plugin, data, overrides, recipe.qat, recipe.train, like=pair)
+    made = _quantize(capture, plugin, data, overrides, recipe.qat, recipe.train, like=pair)
+    return made if pair.origin is None else made.as_deployed(pair.plugin)
 
 
 def _quantize(
@@ -356,6 +357,9 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
     or the weights.  The pair's graph is taken with other scales, zero points and biases, and shares everything else.
     None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
     """
+    if pair.origin is not None:
+        made = with_numbers(pair.origin.pair, overrides)
+        return None if made is None else made.as_deployed(pair.plugin)
     recipe = pair.recipe
     if recipe is None or recipe.qat or any(site.kind == "bias" for site in pair.sites):
         return None

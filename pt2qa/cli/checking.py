@@ -318,7 +318,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     make_folder(folder)
     given = load_flow(flow).fitted()
     done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
-    pair = done.applied(given.quantized(spec))
+    pair = done.applied(given.quantized(spec).as_deployed())
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
     done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
@@ -399,13 +399,17 @@ class _Fix:
 
     def write_code(self, pair: Any) -> None:
         from pt2qa._quantize.plain_flow import plain_flow
+        from pt2qa.plugins import describe
 
         made = plain_flow(pair, about=f"{pair.model}, quantized by {pair.quantizer} with what pt2qa fix applied.")
         write(self.folder / "quantizer.py", partial(write_atomic, content=made.code))
         say(f"{self.folder / 'quantizer.py'}, executed and compared with the pair: {made.verified}")
         if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
             say("calibrate on data like the evaluation data, as was done here: the batches of the flow are unlike them")
-        write(self.folder / "plan.json", pt2qa.OverridePlan(pair.recipe.edits, pair.quantizer, pair.model).save)
+        write(
+            self.folder / "plan.json",
+            pt2qa.OverridePlan(pair.recipe.edits, describe(pair.recipe.plugin), pair.model).save,
+        )
         if reason := self._why_no_patch(pair):
             say(f"no flow.patch: {reason}")
 

@@ -24,7 +24,17 @@ from pt2qa.cli.group import file_of, plan_in, say
 from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
-OPTIONAL: Final = ("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes", "overrides")
+OPTIONAL: Final = (
+    "inputs_of",
+    "dynamic_shapes",
+    "evaluation",
+    "mask",
+    "metric",
+    "target",
+    "classes",
+    "overrides",
+    "as_deployed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class Flow:
     mask: str | Callable[[Any], Any] | None = None
     classes: Sequence[str] | None = None
     overrides: Any = None
+    as_deployed: bool = False
     sizes: Sizes | None = None
 
     @property
@@ -68,7 +79,8 @@ class Flow:
     def quantized(self, spec: str, plan: Any = None, capture: Any = None) -> Any:
         """The pair of a quantizer, with a plan or the flow's own."""
         plan = self.plan_for(spec, plan)
-        return pt2qa.quantize(self.capture() if capture is None else capture, spec, self.batches, overrides=plan)
+        pair = pt2qa.quantize(self.capture() if capture is None else capture, spec, self.batches, overrides=plan)
+        return pair.as_deployed() if self.as_deployed else pair
 
     def bad_cases(self, pair: Any, batches: Any, k: int) -> Any:
         """The :class:`pt2qa.BadCases` of a pair, with the flow's own names."""
@@ -125,9 +137,9 @@ def load_flow(where: str) -> Flow:
 
     The file's folder is added to ``sys.path``, as when Python runs the file, so that it can import its neighbours.  The
     function takes no arguments and returns ``(model, example_inputs, batches)``, the same with ``inputs_of`` as a
-    fourth value, or a dict with these names (and ``dynamic_shapes``, ``evaluation``, ``mask``, ``metric``, ``target``,
-    ``classes``, ``overrides``).  ``example_inputs`` is a tensor, a tuple of positional inputs or a dict of keyword
-    inputs; items of the batches are given their form, see :class:`pt2qa.cli.batches.Fit`.
+    fourth value, or a dict with these names and others of :data:`OPTIONAL`.  ``example_inputs`` is a tensor, a tuple of
+    positional inputs or a dict of keyword inputs; items of the batches are given their form, see
+    :class:`pt2qa.cli.batches.Fit`.
     """
     path, name = file_and_function(where)
     function = _function(_module(path), path, name)
@@ -150,7 +162,7 @@ def load_flow(where: str) -> Flow:
     if plan is not None and not isinstance(plan, pt2qa.OverridePlan):
         plan = plan_in(path.parent / plan)
     more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan
-    flow = Flow(values["model"], args, kwargs, batches, evaluation, *more)
+    flow = Flow(values["model"], args, kwargs, batches, evaluation, *more, as_deployed=bool(values["as_deployed"]))
     try:
         flow.target_of(None)
     except SelectionError as error:
@@ -298,6 +310,7 @@ def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
             lambda given: isinstance(given, str | os.PathLike | pt2qa.OverridePlan),
             "a pt2qa.OverridePlan, or the file of one, from the folder of the flow",
         ),
+        "as_deployed": (lambda given: isinstance(given, bool), "True or False"),
     }
 
 

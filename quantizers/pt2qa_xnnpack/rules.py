@@ -349,7 +349,7 @@ FLOAT16 = Rule(
 
 def find_slices(context: Any) -> Iterator[Found]:
     """Dynamic inputs of which the kernel scales each row, pixel or image, and the converted graph the tensor."""
-    for node in context.pair.quantized.graph.nodes:
+    for node in () if context.as_deployed else context.pair.quantized.graph.nodes:
         axes = dynamic_axes(node)
         if not axes or not is_dequantize(node.args[0], "tensor"):
             continue

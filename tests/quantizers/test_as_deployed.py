@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa.errors import PairingError, SelectionError
+from pt2qa.errors import PairingError
 from pt2qa.plugins import op_type
 from tests.flows import direct_sqnr, quantized_pair
 from tests.models import Linears
@@ -101,9 +101,64 @@ def test_other_analyses_take_it(pair: pt2qa.QuantizedPair) -> None:
     assert pt2qa.find_bad_cases(deployed, [x], progress=False).rows
 
 
-def test_reconfigure_refuses_it(pair: pt2qa.QuantizedPair) -> None:
-    with pytest.raises(SelectionError, match=r"was not made by pt2qa\.quantize"):
-        pt2qa.reconfigure(pair.as_deployed(), [slices_of_different_size((5, 16), 1)], target="sqnr>=20")
+def outlier_pair() -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
+    """Weights with one outlier, which is what the device loses by, and rows over two decades."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    with torch.no_grad():
+        model[2].weight[3, 5] = 4.0
+    batches = [torch.randn(6, 32) * torch.logspace(-1, 1, 6)[:, None] for _ in range(6)]
+    return pt2qa.quantize(pt2qa.capture(model, batches[0]), "xnnpack:mode=dynamic", batches, progress=False), batches
+
+
+def of_the_device(pair: pt2qa.QuantizedPair, batches: list[Tensor]) -> float:
+    """SQNR of what ExecuTorch's runtime computes of the graph that is to be lowered."""
+    assert pair.float_graph is not None
+    device = XNNPACKDevice(pair.converted, batches[0])
+    runs = [(pair.float_graph(x), device(x)) for x in batches]
+    return direct_sqnr(*(torch.cat(side) for side in zip(*runs, strict=True)))
+
+
+def test_reconfigure_reaches_the_target_on_the_device() -> None:
+    pair, batches = outlier_pair()
+    deployed = pair.as_deployed()
+    before = of_the_device(pair, batches)
+    found = pt2qa.reconfigure(deployed, batches, target=before + 4, repairs=(), progress=False)
+    assert (found.met, found.code_verified) == (1, "equal")
+    assert found.pair.origin is not None
+    device = of_the_device(found.pair, batches)
+    assert device >= before + 4
+    assert pt2qa.compare_layers(found.pair, batches, progress=False).sqnr == pytest.approx(device, abs=0.05)
+    assert pair.capture is not None
+    again = pt2qa.quantize(pair.capture, "xnnpack:mode=dynamic", batches, overrides=found.plan, progress=False)
+    assert torch.equal(again.quantized(batches[0]), found.pair.converted(batches[0]))
+
+
+@pytest.mark.parametrize("methods", [["equalization"], ["biases"]])
+def test_repair_measures_what_the_device_gains(methods: list[str]) -> None:
+    pair, batches = outlier_pair()
+    found = pt2qa.repair(pair.as_deployed(), batches, methods=methods, progress=False)
+    quality = {stage.name: stage.quality for stage in found.stages}
+    assert quality["before"] == pytest.approx(of_the_device(pair, batches), abs=0.05)
+    assert quality["converted"] == pytest.approx(of_the_device(found.pair, batches), abs=0.05)
+
+
+def test_diagnose_leads_there_and_finds_there_what_is_left() -> None:
+    pair, batches = outlier_pair()
+    plain = pt2qa.diagnose(pair, batches, verify_code=False, progress=False)
+    assert plain.rows[0].cause == "dynamic-by-row"
+    assert plain.next_command == "pt2qa.diagnose(pair.as_deployed(), batches)"
+    found = pt2qa.diagnose(pair.as_deployed(), batches, target=35, verify_code=False, progress=False)
+    assert (found.rows[0].cause, found.rows[0].name) == ("precision", "2/linear")
+    assert of_the_device(found.pair, batches) > 35
+    assert not found.asides
+
+
+def test_check_looks_at_the_graph_that_is_lowered() -> None:
+    pair, _ = outlier_pair()
+    plain, deployed = (pt2qa.check(each, progress=False) for each in (pair, pair.as_deployed()))
+    assert deployed.rows == tuple(row for row in plain.rows if row.rule != "xnnpack-dynamic-slices")
+    assert not [row for row in deployed.rows if row.severity == "error"]
 
 
 def test_one_row_has_no_note_and_static_pairs_stay_themselves() -> None:

@@ -285,7 +285,7 @@ def test_a_file_with_another_signature_and_one_that_is_damaged_are_refused(
     pt2qa.compare_deployed(pair, DATA, backend="openvino", program=tmp_path / "program")
     path = tmp_path / "program" / "model.xml"
     block, batches = quantized("block", "xnnpack")
-    with pytest.raises(pt2qa.DeploymentError, match=r"the model gets float32\[4, 5, 16\]; it takes f32\[\?,3,8,8\]"):
+    with pytest.raises(pt2qa.DeploymentError, match=r"the model gets f32\[4, 5, 16\]; it takes f32\[\?,3,8,8\]"):
         pt2qa.compare_deployed(block, batches, deployed=path)
     weights = path.with_suffix(".bin")
     weights.write_bytes(weights.read_bytes()[:-100])
