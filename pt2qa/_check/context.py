@@ -65,7 +65,7 @@ class CheckContext:
         given: the kind of ``value``; ``program`` and ``graph`` are as ``torch.export`` made them, ``prepared`` has
             observers.
         value: what the user gave.
-        as_deployed: whether the pair was that of :meth:`~pt2qa.QuantizedPair.as_deployed`; ``value`` is what is lowered.
+        as_deployed: whether the pair is that of ``pair.as_deployed()``; ``value`` is then the one that is lowered.
         args, kwargs, dynamic_shapes: as :func:`pt2qa.check` takes them.
         quantizer: as ``pt2qa.quantize`` takes it; None without one.
         qat: whether it prepares for quantization-aware training.
