@@ -99,17 +99,27 @@ class Search:
         self._take([each for each in found if each not in costly])
         self._repair()
         self._take([*self.later, *calibration.bad_sample(case, self.state, self.quality)])
+        ranges = Treatment()
         if self._can_be_better():
             self.free, ranges = repairs.bound(case, self.state, self.quality)
             self._take(costly)
-            if self.outdone and self.repair_helps:
-                self._take([repairs.instead(self._best(self.outdone)[0], ranges)])
+            self._take_free(ranges)
         if self._can_be_better():
             self._take(list(precision.needed(self._treated())))
+            self._take_free(ranges)
         if self._can_be_better() and (self.free is None or self.repair_helps):  # an observer only makes other ranges
             self._take(observers)
+        if not self.rows and self.repair_helps:
+            self._take([repairs.ranged(case, ranges)])
         for each in self.taken[:-1]:
             self._drop_if_needless(each)
+
+    def _take_free(self, ranges: Treatment) -> None:
+        """The ranges that repairs give, where only they keep an op from leaving int8."""
+        if self.outdone and self.repair_helps:
+            best = self._best(self.outdone)[0]
+            self.outdone.clear()
+            self._take([repairs.ranged(self.case, ranges, best)])
 
     def _ranges_at_fault(self) -> bool:
         """Whether ranges that fit the data halve the noise; if not, another observer helps little, and comes last."""

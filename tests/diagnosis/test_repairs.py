@@ -70,7 +70,24 @@ def test_are_in_the_plan_and_in_the_code(
 
 def test_are_not_tried_unless_they_are_named(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:
     plain = pt2qa.diagnose(pair, batches[4:], verify_code=False, progress=False)
-    assert not {"range", "bias"} & {row.cause for row in (*plain.rows, *plain.tried)}
+    assert not {"range", "bias"} & {row.cause for row in plain.tried}
+    assert "bias" not in {row.cause for row in plain.rows}
+
+
+def test_ranges_are_the_remedy_where_only_they_keep_an_op_in_int8(
+    pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]
+) -> None:
+    plain = pt2qa.diagnose(pair, batches[4:], verify_code=False, progress=False)
+    (row,) = plain.rows
+    assert (row.cause, row.name, row.cost) == ("range", "input", 0.0)
+    assert plain.pair is not None
+    assert pair.float_graph is not None
+    reference, before, after = (
+        torch.cat([graph(batch) for batch in batches[4:]])
+        for graph in (pair.float_graph, pair.quantized, plain.pair.quantized)
+    )
+    assert direct_sqnr(reference, after) - direct_sqnr(reference, before) == pytest.approx(row.gain, abs=0.01)
+    assert row.gain > 15
 
 
 def test_name_why_they_were_refused(pair: pt2qa.QuantizedPair, batches: list[torch.Tensor]) -> None:

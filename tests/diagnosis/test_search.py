@@ -392,21 +392,26 @@ def test_what_leaves_int8_must_beat_what_is_free(search: Search) -> None:
     assert not made._beats_free(replace(both, cost=(removed - 0.0099) / 0.1), Gain(1.0, output="y"))
 
 
+@pytest.mark.parametrize(
+    ("finder", "cause", "said"), [("_ranges", "outlier-channel", "outlier-channel"), ("needed", "precision", "range")]
+)
 def test_a_cause_whose_costly_remedy_is_outdone_is_a_row_with_the_free_one(
-    search: Search, monkeypatch: pytest.MonkeyPatch
+    search: Search, monkeypatch: pytest.MonkeyPatch, finder: str, cause: str, said: str
 ) -> None:
     run = Run(search, monkeypatch, 0.01)
     made = additive(search, {"a": 0.9, "rest": 0.1})
     ranges = remedy("range", "a", edit=True).treatment
-    costly = [remedy("outlier-channel", "a", floats=True, cost=0.1), remedy("shared-scale", "b", floats=True)]
+    costly = [remedy(cause, "a", floats=True, cost=0.1), remedy("shared-scale", "b", floats=True)]
     run.made, run.free, run.ranges = made, made.case.judge.outcome(ranges), ranges
     monkeypatch.setattr(made, "_bound", run.bound)
-    monkeypatch.setattr(made, "_ranges", lambda: costly)
+    monkeypatch.setattr(made, "_ranges", list)
     for module, name in ((precision, "needed"), (configuration, "observers"), (calibration, "bad_sample")):
         monkeypatch.setattr(module, name, lambda *given: [])
+    monkeypatch.setattr(made if finder == "_ranges" else precision, finder, lambda *given: costly)
+    monkeypatch.setattr(made, "_treated", lambda: made.case)
     run()
     (row,) = made.rows
-    assert (row.cause, row.name, row.evidence, row.cost) == ("outlier-channel", "a", "evidence", 0.0)
+    assert (row.cause, row.name, row.evidence, row.cost) == (said, "a", "evidence", 0.0)
     assert row.remedy == "ranges, as pt2qa.repair does: 1 edit in the plan"
     assert row.gain == pytest.approx(10.0)
     assert made.state == ranges
@@ -414,6 +419,24 @@ def test_a_cause_whose_costly_remedy_is_outdone_is_a_row_with_the_free_one(
         "a": (pytest.approx(10.0), "not worth its cost beside what pt2qa.repair gives for free"),
         "b": (0.0, "no gain"),
     }
+
+
+def test_ranges_that_help_are_a_row_where_nothing_else_is(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(search, monkeypatch, 0.01)
+    made = additive(search, {"a": 0.9, "rest": 0.1})
+    run.ranges = remedy("range", "a", edit=True).treatment
+    run.made, run.free = made, made.case.judge.outcome(run.ranges)
+    monkeypatch.setattr(made, "_bound", run.bound)
+    monkeypatch.setattr(made, "_treated", lambda: made.case)
+    monkeypatch.setattr(repairs, "_noisiest", lambda case, ops: tuple(ops))
+    for module, names in ORDER.items():
+        for name in names:
+            monkeypatch.setattr(module, name, lambda *given, **more: [])
+    run()
+    (row,) = made.rows
+    assert (row.cause, row.evidence) == ("range", "1 edit fitted to the output error")
+    assert row.gain == pytest.approx(10.0)
+    assert made.state == run.ranges
 
 
 def test_a_remedy_that_a_later_one_makes_needless_is_taken_back(search: Search) -> None:

@@ -121,10 +121,21 @@ def bound(case: Case, state: Treatment, quality: Outcome) -> tuple[Outcome | Non
     return quality, Treatment()
 
 
-def instead(found: Hypothesis, ranges: Treatment) -> Hypothesis:
-    """The ranges that :func:`pt2qa.repair` fits, as the remedy of a cause for which ops need not leave int8."""
-    edits = counted(len(ranges.edits), "edit")
-    return replace(found, remedy=f"ranges, as pt2qa.repair does: {edits} in the plan", treatment=ranges, cost=0.0)
+def ranged(case: Case, ranges: Treatment, found: Hypothesis | None = None) -> Hypothesis:
+    """The ranges that :func:`pt2qa.repair` fits, as the remedy of a cause for which ops need not leave int8, if any."""
+    names, edits = _noisiest(case, [op for edit in ranges.edits for op in edit.ops]), counted(len(ranges.edits), "edit")
+    made = Hypothesis(
+        cause="range",
+        name=names[0],
+        others=names,
+        evidence=f"{edits} fitted to the output error",
+        remedy=f"ranges, as pt2qa.repair does: {edits} in the plan",
+        treatment=ranges,
+    )
+    if found is None:
+        return made
+    cause = made.cause if found.cause == "precision" else found.cause  # 8 bits are enough
+    return replace(found, cause=cause, remedy=made.remedy, treatment=ranges, cost=0.0)
 
 
 def _first(pair: QuantizedPair, data: Data) -> Chosen:
