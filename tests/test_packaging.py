@@ -71,7 +71,8 @@ def test_the_command_and_the_plugins_are_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["pt2qa", "quantizers/pt2qa_arm", "quantizers/pt2qa_x86", "quantizers/pt2qa_xnnpack"]
+    "package",
+    ["pt2qa", *(f"quantizers/pt2qa_{name}" for name in ("arm", "torchao", "x86", "xnnpack"))],
 )
 def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
