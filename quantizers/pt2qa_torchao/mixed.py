@@ -112,7 +112,8 @@ def mixed_config(
     options = _options(capture, model, configs, batches, filter_fn, reading)
     choices = _choices(options)
     if max_bytes is not None:
-        kept = [choice for choice in choices if _nbytes_with(model, choice) <= max_bytes]
+        left = max_bytes - nbytes(model)
+        kept = [choice for choice in choices if sum(option.nbytes for option in choice.values()) <= left]
         choices = kept or choices[:1]
 
     def made(number: int) -> tuple[str, nn.Module]:
@@ -250,7 +251,3 @@ def _nbytes(weight: Any) -> int:
     bits = str(getattr(weight, "target_dtype", "")).removeprefix("torch.int")
     integers = kept.pop("qdata").numel() * int(bits) // 8 if bits else 0
     return integers + sum(part.nbytes for part in kept.values())
-
-
-def _nbytes_with(model: nn.Module, choice: Mapping[str, _Option]) -> int:
-    return nbytes(model) + sum(option.nbytes for option in choice.values())

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerAxis, PerGroup, quantize_
 
 import pt2qa
+from pt2qa_torchao import mixed_config
 from tests.padded_prompts import padded, with_garbage
 from tests.zoo.language_models import ARCHITECTURES, Architecture, Logits, language_model, prompts, with_static_cache
 
@@ -243,6 +244,23 @@ def test_embedding_quantizer_beside_xnnpacks(architecture: Architecture) -> None
     assert pt2qa.compare_layers(pair, data, progress=False).sqnr == pytest.approx(pooled(pair, data), abs=1e-4)
     cost = pt2qa.sensitivity(pair, data, progress=False)
     assert cost.worst(1)[0].name == "model.model.embed_tokens/embedding"
+
+
+def test_the_pasted_call_of_quantize_reaches_the_target() -> None:
+    narrow = Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32))
+    wide = Int8DynamicActivationIntxWeightConfig(torch.int8, PerAxis(0))
+    floats, model = (Logits(language_model("llama")).eval() for _ in range(2))
+    data = prompts(LENGTHS)
+    kept = pt2qa.metrics.token_agreement(floats, [{"tokens": tokens} for tokens in data])
+    target = pt2qa.Target(0.9, kept)
+    found = mixed_config(captured("llama"), [narrow, wide], data, target=target, progress=False)
+    assert narrow in found.configs.values()
+    exec(found.code, {"model": model})
+    with torch.no_grad():
+        both = [torch.cat([net(tokens)[0] for tokens in data]) for net in (floats, model)]
+    assert pt2qa.sqnr(*both) == pytest.approx(found.sqnr, abs=1e-3)
+    assert found.met
+    assert kept(model) == found.value >= 0.9
 
 
 def test_diagnose_names_a_projection_whose_weights_have_an_outlier() -> None:
