@@ -28,7 +28,7 @@ from pt2qa._report.prose import counted, decibel, few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, leaves_of
 from pt2qa._simulator.simulator import graph_values
-from pt2qa.errors import DeploymentError, SelectionError
+from pt2qa.errors import BatchError, DeploymentError, SelectionError
 from pt2qa.plugins import Backend
 
 Fault = Literal["kernel", "lowering", "nonfinite", "rounding"]
@@ -159,6 +159,7 @@ def reduce(
 
     Raises:
         SelectionError: the model does not show the fault, or an argument does not belong to it.
+        BatchError: the batch is none of the model's, such as a list of batches.
         DeploymentError: no backend runs the model here.
 
     Source:
@@ -191,7 +192,12 @@ class _Search:
 
     def __init__(self, pair: QuantizedPair, batch: Batch, fault: Fault, backend: Backend | None, bar: Any) -> None:
         self.pair, self.batch, self.fault, self.backend, self.bar = pair, batch, fault, backend, bar
-        self.place, inputs = lowerable(pair), pair.values(batch)
+        self.place = lowerable(pair)
+        try:
+            inputs = pair.values(batch)
+        except BatchError as error:
+            one = " reduce looks at one batch; of a list of them, pass one." if isinstance(batch, list) else ""
+            raise BatchError(f"{error}{one}") from error
         self.graph = self.place.graph
         self.order = [node for node in self.graph.graph.nodes if node.op == "call_function"]
         self.values: dict[Node, Any] = {}

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import chain
+from itertools import chain, groupby
 from math import nan
+from operator import itemgetter
 from typing import Any, Literal
 
 from pt2qa._capture.inputs import detached
@@ -225,10 +226,12 @@ class _Noises(Tally):
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
                 started.project(MOST - started.projections, scales)
-            keys = [(site, name) for site, variants in self.variants.items() for name in variants]
-            found = {key: started.noise([key]) for key in keys}
+            found = {key: started.noise([key]) for key in self._keys()}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
+            # More than all sites make together: the error is too large for a gradient, or others cancel it.
+            measured = _noise(reference, quantized, weights)
+            found |= self._alone([key for key in found if found[key][0] > measured], reference, weights)
             self._add(reference, quantized, weights, found)
 
     def _exact(self) -> None:
@@ -239,15 +242,23 @@ class _Noises(Tally):
         reference, quantized = (self._finished(each) for each in (returned.reference, returned.quantized))
         if self._counts(reference, quantized):
             weights = self._weights(reference)
-            found: dict[Key, tuple[float, float]] = {}
-            for site, variants in self.variants.items():
-                outputs: dict[Rounding | None, Any] = {None: reference}
-                for name, variant in variants.items():
-                    for each in variant.both:
-                        if each not in outputs:
-                            outputs[each] = self._with(site, each)
-                    found[site, name] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
-            self._add(reference, quantized, weights, found)
+            self._add(reference, quantized, weights, self._alone(self._keys(), reference, weights))
+
+    def _keys(self) -> list[Key]:
+        return [(site, name) for site, variants in self.variants.items() for name in variants]
+
+    def _alone(
+        self, keys: Sequence[Key], reference: Any, weights: Sequence[float] | None
+    ) -> dict[Key, tuple[float, float]]:
+        """The noise of variants in runs of their own, and its variance; keys of one site follow each other."""
+        found: dict[Key, tuple[float, float]] = {}
+        for site, own in groupby(keys, key=itemgetter(0)):
+            outputs: dict[Rounding | None, Any] = {None: reference}
+            for key in own:
+                variant = self.variants[site][key[1]]
+                outputs |= {each: self._with(site, each) for each in variant.both if each not in outputs}
+                found[key] = _noise(outputs[variant.start], outputs[variant.end], weights), 0.0
+        return found
 
     def _weights(self, reference: Any) -> list[float] | None:
         """What the squared error of each output counts; None where all count alike."""

@@ -103,7 +103,8 @@ def _from_repair(search: Search) -> str:
     if gain is None or math.isnan(gain.value):
         return ""
     if not search.repair_helps:
-        more = f"{signed(gain.value)} dB more" if gain.value > 0 else "nothing more"
+        doubt = "" if gain.holds else " on these samples, and perhaps nothing on others"
+        more = f"{signed(gain.value)} dB more{doubt}" if gain.value > 0 else "nothing more"
         return f" Ranges as pt2qa.repair fits them give {more}."
     return (
         f" pt2qa.repair gives {signed(gain.value)} dB for free ({between(gain.low, gain.high)} on samples like these)."

@@ -165,7 +165,8 @@ def _quantize(
         check_prepared(float_graph, prepared, first, names, plugin.name)
         if train is not None:
             _switch(prepared, "train", float_graph)
-            train(prepared)
+            with torch.enable_grad():
+                train(prepared)
             _switch(prepared, "eval", float_graph)
         every = itertools.chain([] if own is None else [own], calls)
         calibrate(prepared, data.bar(f"calibrate {plugin.name}", of=every), names)

@@ -73,7 +73,8 @@ def reconfigure(
         fuse: whether to fuse what the backend can fuse.
         observers: other observers to try for all activations: ``minmax``, ``histogram``, ``moving_average``; the one
             that measures best is kept.
-        repairs: the methods of :func:`pt2qa.repair` to try if the target is not met without; None: its default.
+        repairs: the methods of :func:`pt2qa.repair` to try if the target is not met without; None: its default, and
+            none where training (QAT) chose ranges and weights.
         sensitivity: an ungrouped report of :func:`pt2qa.sensitivity` for this pair; used if there is no free edit.
         calibration: batches for recalibration; None: the pair's calibration batches.
         inputs_of: maps an item of ``batches`` to a batch.
@@ -105,7 +106,7 @@ def reconfigure(
     aim = Target(-math.inf) if target is None else read_target(target)
     if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
         raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
-    methods = methods_named(repairs, "repairs")
+    methods = [] if recipe.qat and repairs is None else methods_named(repairs, "repairs")
     if sensitivity is not None:
         check_given(pair, sensitivity)
     data = Data("batches", batches, inputs_of, mask, progress)

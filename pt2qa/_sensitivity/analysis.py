@@ -304,13 +304,17 @@ class _Analysis:
         if not self._counts(values, reference, quantized):
             return
         self._whole(self.known, reference, quantized)
+        self._alone(values, missing, reference)
+
+    def _alone(self, values: list[Any], places: list[int], reference: Any) -> None:
+        """Adds places that are quantized one by one."""
 
         def finish(place: int, outputs: Any) -> None:
             samples = self.known.samples
             self.ledger.add(self.metric.part(place, self.number, reference, self._finished(outputs), samples))
             self.bar.update()
 
-        walk_places(simulator, values, self.places, missing, finish)
+        walk_places(self.pair.simulator, values, self.places, places, finish)
 
     def _projected(self, values: list[Any], missing: list[int], started: ProjectedBatch) -> None:
         # Gradients are computed on the reference, in its own memory layouts.
@@ -326,8 +330,14 @@ class _Analysis:
             return
         self.reached |= started.reached
         self._whole(replace(self.known, projections=started.projections), reference, quantized)
+        # More than all sites make together: the error is too large for a gradient, or others cancel it.
+        whole = self.ledger.parts[self.number][ALL_SITES].noise
+        large = [place for place, (noise, _) in found.items() if noise > whole and self.places[place].site >= 0]
+        if large and self.projections is None:
+            self._alone(values, large, reference)
         for place, (noise, variance) in found.items():
-            self.ledger.add(SensitivityPart(place, self.number, noise, variance))
+            if not self.ledger.has(place, self.number):
+                self.ledger.add(SensitivityPart(place, self.number, noise, variance))
         self.bar.update()
 
     def _rounds(self, started: ProjectedBatch, missing: list[int]) -> dict[int, tuple[float, float]] | None:

@@ -131,7 +131,12 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
     groups = (
         f"a scale for each block of {'x'.join(map(str, params.block))}" if params is not None and params.block else ""
     )
-    notes = (UNQUANTIZED if params is None else groups, f"read by {readers} ops" if readers > 1 else "", sums.reason)
+    whole = "" if channels is not None else "no channels to compare"
+    notes = (
+        UNQUANTIZED if params is None else groups or whole,
+        f"read by {readers} ops" if readers > 1 else "",
+        sums.reason,
+    )
     return WeightRow(
         handle=constant.handle,
         name=constant.reader,

@@ -134,10 +134,13 @@ def of_backend(plugin: object, member: str, default: Any = None) -> Any:
 
 
 def _plugin_of_backend(quantizer: object) -> QuantizerPlugin | None:
-    """The installed plug-in that knows the quantizer's class, or that of all parts of a composed one."""
+    """The installed plug-in that knows the quantizer's class; of a composed one, the only one that knows a part's.
+
+    Parts that none knows, such as torchao's quantizer of embeddings, go with any backend.
+    """
     if parts := getattr(quantizer, "quantizers", ()):
-        first, *others = (_plugin_of_backend(part) for part in parts)
-        return first if all(other == first for other in others) else None
+        known = [plugin for part in parts if (plugin := _plugin_of_backend(part)) is not None]
+        return known[0] if known and all(other == known[0] for other in known) else None
     # A class of the package that a known one is from, such as torchao's for ARM, may be for another backend.
     plugins = {path: plugin for plugin in available().values() for path in getattr(plugin, "quantizer_classes", ())}
     packages = {path.partition(".")[0] for path in plugins}

@@ -139,8 +139,9 @@ def find_outside(context: Any) -> Iterator[Found]:
         reason = _outside(node, per_channel) if per_channel or is_dequantize(weight) else ""
         if not reason:
             continue
+        fix = 'keep it in float: pt2qa.Edit("float", (name,))' if op_type(node).endswith("3d") else ""
         if per_channel or is_dequantize(_input(node), "tensor"):
-            yield Found(context.name_of(node), f"{reason}; to_executorch() then fails: Missing out variants")
+            yield Found(context.name_of(node), f"{reason}; to_executorch() then fails: Missing out variants", fix=fix)
         elif op_type(node) == "linear":
             yield Found(context.name_of(node), f"{reason}; the program then does not load")
         else:

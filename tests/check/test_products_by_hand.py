@@ -55,10 +55,14 @@ def test_no_coverage_counts_what_stays_in_float() -> None:
     assert found.why.endswith("stay in float; they are inside cond, loop, whose graph no quantizer enters")
     (found,) = of(coverage.no_coverage, *inside, product("d"))
     assert "inside" not in found.why
-    pair = {"given": "pair", "pair": SimpleNamespace(sites=["a site"])}
+    pair = {"given": "pair", "pair": SimpleNamespace(sites=["a site"], capture=None)}
     assert of(coverage.no_coverage, *products, **pair)[0].why.endswith("stay in float; only other ops are rounded")
-    empty = {"given": "pair", "pair": SimpleNamespace(sites=[])}
-    assert of(coverage.no_coverage, *products, **empty)[0].why.endswith("stay in float")
+    assert of(coverage.no_coverage, *products, **pair)[0].fix == ""
+    empty = {"given": "pair", "pair": SimpleNamespace(sites=[], capture=object())}
+    (found,) = of(coverage.no_coverage, *products, **empty)
+    assert found.why.endswith("stay in float")
+    assert found.fix.startswith("check whether the quantizer has a setting for it")  # it is captured already
+    assert of(coverage.no_coverage, *products, is_exported=True)[0].fix == ""
 
 
 def test_coverage_counts_each_kind_of_op() -> None:
@@ -69,13 +73,14 @@ def test_coverage_counts_each_kind_of_op() -> None:
     linear, conv = of(coverage.coverage, *products)
     assert (linear.name, conv.name) == ("linear", "conv2d")
     assert linear.why == (
-        "3 eligible, 2 annotated, 1 with inputs and weights rounded; these do 25.0% of the model's multiply-adds, all "
-        "of them 43.8%"
+        "3 eligible, 2 annotated, 1 with inputs and weights rounded, 1 with the weight alone rounded; these do 25.0% "
+        "of the model's multiply-adds, all of them 43.8%"
     )
     assert linear.value == 0.4375
     assert conv.value == 0.5625
-    (converted, _) = of(coverage.coverage, *products, given="pair")
-    assert "1 converted; these do" in converted.why
+    (linear, conv) = of(coverage.coverage, *products, given="pair")
+    assert "1 with inputs and weights rounded, 1 with the weight alone rounded; these do" in linear.why
+    assert "1 converted; these do" in conv.why
     unknown = [replace(each, annotated=None) for each in products]
     assert of(coverage.coverage, *unknown)[0].why.startswith("3 eligible, 1 with inputs and weights rounded")
     assert of(coverage.coverage, products[0], products[3]) == []

@@ -111,6 +111,8 @@ def test_arguments_that_would_be_ignored_are_refused() -> None:
         pt2qa.reduce(pair, X, "nan")  # type: ignore[arg-type]
     with pytest.raises(pt2qa.SelectionError, match="is looked for without a backend"):
         pt2qa.reduce(pair, X, "rounding", backend="x86")
+    with pytest.raises(pt2qa.BatchError, match=r"captured with 1.* reduce looks at one batch; of a list of them, pass"):
+        pt2qa.reduce(pair, [X, X], "rounding")
 
 
 FLOW = """

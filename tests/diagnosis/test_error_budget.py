@@ -279,3 +279,32 @@ def test_noise_has_no_share_where_none_was_measured() -> None:
     loud, silent = budget_of(case.pair, facts.noises(found, measured=0.0)).rows
     assert isnan(loud.noise_share)
     assert silent.noise_share == 0.0
+
+
+class Phases(nn.Module):
+    """Numbers up to 1,000 are read by a sine and a cosine, as diffusion models embed time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates, self.head = nn.Parameter(torch.linspace(1.0, 0.01, 16)), nn.Linear(32, 8)
+
+    def forward(self, time: Tensor) -> Tensor:
+        phases = time * self.rates
+        return self.head(torch.cat([phases.sin(), phases.cos()], 1))
+
+
+def test_an_error_too_large_for_a_gradient_is_measured() -> None:
+    torch.manual_seed(0)
+    times = 600 * torch.rand(8, 1)
+    pair = quantized_pair(Phases(), (times,))
+    own = [1.5 * times]  # beyond the range of calibration
+    exact, projected = (
+        pt2qa.error_budget(pair, own, method=method, progress=False)  # type: ignore[arg-type]
+        for method in ("exact", "projection")
+    )
+    assert projected.method == "projection"
+    for row, right in zip(projected.rows, exact.rows, strict=True):
+        assert row.noise == pytest.approx(right.noise, rel=1e-3) or row.noise <= projected.noise
+    ranking = pt2qa.sensitivity(pair, own, method="projection", progress=False)
+    alone = pt2qa.sensitivity(pair, own, method="exact", progress=False)
+    assert ranking.worst(1)[0].value == pytest.approx(alone.worst(1)[0].value, abs=0.5)

@@ -193,6 +193,8 @@ def test_without_a_cause_it_says_why() -> None:
     assert of(high, shares=(0.9, 0.1, 0.0, 0.0, 0.0)) == f"Nothing to do: 20.0 dB, spread over 1 site.{none}"
     more = " Ranges as pt2qa.repair fits them give +0.5 dB more."
     assert of(high, from_repair=Gain(0.5)) == f"Nothing to do: 20.0 dB{over}.{more}"
+    doubted = f"{more[:-1]} on these samples, and perhaps nothing on others."
+    assert of(high, from_repair=Gain(0.5, -1.0, 2.0)) == f"Nothing to do: 20.0 dB{over}.{doubted}"
     assert of(high, from_repair=Gain(0.0)).endswith(none)
     assert of(high, from_repair=Gain()) == of(high, from_repair=None) == f"Nothing to do: 20.0 dB{over}."
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer, QuantizationAnnotation, QuantizationSpec
+from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
 
 import pt2qa
 from pt2qa.plugins import describe, resolve, spec_of
@@ -198,3 +199,8 @@ def test_a_composed_quantizer_has_the_spec_that_all_its_parts_have() -> None:
     assert alike is not None
     assert alike.name == "x86"
     assert spec_of(resolve(ComposableQuantizer(list(parts.values())))) is None
+    embeddings = EmbeddingQuantizer()  # of no backend
+    beside = spec_of(resolve(ComposableQuantizer([embeddings, parts["XNNPACK"]])))
+    assert beside is not None
+    assert beside.name == "XNNPACK"
+    assert spec_of(resolve(ComposableQuantizer([embeddings]))) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import pt2qa
 from tests.flows import residual_pair
@@ -52,3 +53,24 @@ def test_sensitivities_of_the_pair_before_its_free_edits_are_said_not_to_be_used
     )
     assert edited.plan.edits
     assert any("sensitivity= is not used" in note for note in edited.notes)
+
+
+def test_a_trained_pair_keeps_its_ranges_and_is_diagnosed() -> None:
+    """Training chose them, and made another model than the captured one."""
+    torch.manual_seed(0)
+    data = [torch.randn(8, 8) for _ in range(4)]
+
+    def train(graph: torch.fx.GraphModule) -> None:
+        optimizer = torch.optim.SGD(graph.parameters(), 0.5)
+        for batch in data:
+            optimizer.zero_grad()
+            (graph(batch) - 1).square().mean().backward()
+            optimizer.step()
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+    capture = pt2qa.capture(model, data[0])
+    pair = pt2qa.quantize(capture, "xnnpack", data, qat=True, train=train, progress=False)
+    found = pt2qa.reconfigure(pair, data, target=60, verify_code=False, progress=False)
+    assert {row.kind for row in found.rows} <= {"float", "fuse"}
+    causes = [row.cause for row in pt2qa.diagnose(pair, data, verify_code=False, progress=False).rows]
+    assert "prepare-changed" not in causes

@@ -169,7 +169,7 @@ def _uncalibrated_sites(context: CheckContext) -> Iterator[Found]:
     title="infinity, NaN or a mask value among rounded values",
     why="A mask of -3.4e38 takes the whole range, so all other values round to 0. An infinite mask is ignored by the "
     "observer and clamped to the smallest value that it saw, so masked positions count again.",
-    fix="keep the op that adds the mask in float: pt2qa.quantize(..., "
+    fix="keep the op, or of a mask the op that adds it, in float: pt2qa.quantize(..., "
     'overrides=pt2qa.OverridePlan((pt2qa.Edit("float", (name,)),))); or mask with a number a little below the smallest '
     "score, such as -30",
 )

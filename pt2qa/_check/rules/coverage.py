@@ -16,6 +16,11 @@ from pt2qa.overrides.points import OUTPUT, GraphNode
 from pt2qa.plugins import Found, Severity, modules_of
 from pt2qa.plugins.rules import rule
 
+_NO_KERNEL = (
+    "check whether the quantizer has a setting for it (pt2qa quantizers lists those of the plug-ins); if its backend "
+    "has no such kernel, expect its time in float"
+)
+
 
 @rule(
     severity="error",
@@ -36,7 +41,8 @@ def no_coverage(context: CheckContext) -> Iterator[Found]:
     nested = f"; they are inside {', '.join(owners)}, whose graph no quantizer enters" if all(owners) else ""
     why = f"0 % is quantized: {kinds} with {macs:,} multiply-adds stay in float{nested}"
     rounds = context.given == "pair" and bool(context.pair.sites)
-    yield Found("", f"{why}; only other ops are rounded" if rounds else why)
+    exported = context.is_exported or (context.given == "pair" and context.pair.capture is None)
+    yield Found("", f"{why}; only other ops are rounded" if rounds else why, fix="" if exported else _NO_KERNEL)
 
 
 @rule(
@@ -61,7 +67,9 @@ def _counts(products: Sequence[Product], is_converted: bool) -> str:
     annotated = sum(bool(product.annotated) for product in products)
     words = [f"{len(products)} eligible"]
     words += [] if products[0].annotated is None else [f"{annotated} annotated"]
-    words += [f"{len(quantized)} {'converted' if is_converted else 'with inputs and weights rounded'}"]
+    alone = sum(product.state == "weight only" for product in products)
+    words += [f"{len(quantized)} {'converted' if is_converted and not alone else 'with inputs and weights rounded'}"]
+    words += [f"{alone} with the weight alone rounded"] if alone else []
     return f"{', '.join(words)}; these do {covered:.1%} of the model's multiply-adds, all of them {share:.1%}"
 
 
@@ -95,8 +103,7 @@ def half_quantized(context: CheckContext) -> Iterator[Found]:
     severity="warning",
     title="convolutions, linears and matrix products that stay in float",
     why="They take float time and float weights, and convert does not report them.",
-    fix="check whether the quantizer has a setting for it (pt2qa quantizers lists those of the plug-ins); if its "
-    "backend has no such kernel, expect its time in float",
+    fix=_NO_KERNEL,
 )
 def float_op(context: CheckContext) -> Iterator[Found]:
     products = context.products

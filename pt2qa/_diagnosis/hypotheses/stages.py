@@ -50,7 +50,9 @@ def changed(case: Case) -> Iterator[Hypothesis]:
     counted = case.counted(case.data, case.first, values)
     outputs = {name: counted.tensors(found) for name, found in outputs.items()}
     quantized = counted.tensors(quantized)
-    names = list(outputs)
+    recipe = case.judge.recipe
+    trained = recipe is not None and recipe.train is not None
+    names = [name for name in outputs if name != "prepared" or not trained]
     for before, after in itertools.pairwise(names):
         apart = _sqnr(outputs[before], outputs[after])
         if not error(apart) ** 2 > MATTERS * error(case.now.worst[1]) ** 2 or math.isnan(apart):

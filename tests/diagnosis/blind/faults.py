@@ -639,6 +639,7 @@ def not_calibrated(bed: Bed, r: random.Random) -> Places:
 
 def _edit_first(bed: Bed, r: random.Random) -> None:
     """The input in another unit, which the first layer takes out."""
+    needs(bed.net.kind != "words")  # indices have no unit
     factor = r.choice((0.01, 1 / 255, 3.7, 100.0))
     first = next(each for each in bed.model.modules() if isinstance(each, nn.Conv2d | nn.Linear))
     with torch.no_grad():
