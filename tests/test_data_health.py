@@ -220,3 +220,13 @@ def test_what_could_not_be_measured_is_said_once() -> None:
         "observer at c: another observer: +0.5 dB; it helps too little",
         "could not be measured: precision at a: leave it in float; precision at b: leave it in float",
     ]
+
+
+def test_an_index_without_an_entry_is_the_fault_of_the_batch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 8), torch.nn.Linear(8, 4)).eval()
+    good, bad = torch.arange(8).reshape(2, 4), torch.full((2, 4), 10)
+    pair = quantized_pair(model, (good,))
+    for analysis in (pt2qa.compare_layers, pt2qa.error_budget, pt2qa.find_bad_cases, pt2qa.diagnose, pt2qa.profile):
+        with pytest.raises(pt2qa.BatchError, match=r"has an index, at \S*embedding, that the model has no entry for"):
+            analysis(pair, [good, bad], progress=False)

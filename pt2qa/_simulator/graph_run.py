@@ -16,6 +16,7 @@ from pt2qa._metrics import CHUNK
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.lifetimes import memory_of
 from pt2qa._simulator.strides import flat, is_plain
+from pt2qa.errors import BatchError
 
 
 class GraphRun(Interpreter):
@@ -26,7 +27,10 @@ class GraphRun(Interpreter):
         self._visit = visit
 
     def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
+        try:
+            value = super().run_node(n)
+        except IndexError as error:
+            raise out_of_range(n.name, error) from error
         instead = self._visit(n, value)
         return value if instead is None else instead
 
@@ -51,6 +55,11 @@ class GraphRun(Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call_op(target, *args, **kwargs)
+
+
+def out_of_range(name: str, error: IndexError) -> BatchError:
+    """What an op says of an index that its table does not have, as an error of the batch."""
+    return BatchError(f"the batch has an index, at {name}, that the model has no entry for: {error}. Check its ids.")
 
 
 def run_order(graph: Graph) -> list[Node]:

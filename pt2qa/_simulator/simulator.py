@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._interrupts import raise_if_interrupted
-from pt2qa._simulator.graph_run import GraphRun
+from pt2qa._simulator.graph_run import GraphRun, out_of_range
 from pt2qa._simulator.program import Nested, Program, Site, Slot, Step
 from pt2qa._simulator.stored import read
 from pt2qa._simulator.strides import copied, copied_together, is_plain, with_strides
@@ -126,7 +126,10 @@ class Simulator:
         """
         args, kwargs = bind(step.args, env), bind(step.kwargs, env) if step.kwargs else {}
         if step.in_place is None:
-            return step.function(*args, **kwargs)
+            try:
+                return step.function(*args, **kwargs)
+            except IndexError as error:
+                raise out_of_range(step.name, error) from error
         same_strides = step.keeps_strides or is_plain(args[0])
         if reuse and same_strides:
             return step.in_place(*args, **kwargs)
