@@ -12,8 +12,10 @@ from typing import Any
 from pt2qa._ambient import torch_defaults
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Finding
+from pt2qa._deployed.apart import Apart, CrashError
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import Lowerable, backend_for, lowerable, opened, program_for
+from pt2qa._deployed.parts import crashing_ops
 from pt2qa._deployed.recorded import SUFFIX, RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of
@@ -38,6 +40,7 @@ def compare_deployed(
     backend: str | Backend | None = None,
     deployed: str | os.PathLike[str] | None = None,
     program: str | os.PathLike[str] | None = None,
+    apart: bool = False,
     metric: Callable[[Callable[..., Any]], float] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
@@ -58,6 +61,8 @@ def compare_deployed(
             (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared. A program is run by
             the backend that takes files with its suffix.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
+        apart: whether the backend lowers and runs the model in a process of its own. If native code dies in it, the
+            error names the op, which is looked for by halves. It takes seconds more; ``pt2qa deploy`` does so.
         metric: a function of a model, larger is better, such as top-1 accuracy on your own data: measured of the model
             itself, the prepared and the converted graph, and the program.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
@@ -85,11 +90,11 @@ def compare_deployed(
     if metric is not None and deployed is not None and _path(deployed).suffix == SUFFIX:
         raise DeploymentError(f"{deployed}: recorded outputs cannot be run, so metric= has no model. Leave it out.")
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
-    chosen = backend_for(pair, backend) if deployed is None else None
-    with explained(pair, chosen):
+    chosen = backend_for(pair, backend, apart) if deployed is None else None
+    with explained(pair, chosen, first):
         if chosen is None:
             place = Lowerable(pair.quantized, (), (), {})
-            runs, name = opened(pair, _path(deployed), backend)
+            runs, name = opened(pair, _path(deployed), backend, apart)
         else:
             place = lowerable(pair)
             runs, name = program_for(pair, place, chosen, first, program, data.progress), chosen.name
@@ -137,19 +142,25 @@ def _path(deployed: Any) -> Path:
 
 
 @contextmanager
-def explained(pair: QuantizedPair, backend: Backend | None) -> Iterator[None]:
-    """Adds to a failure of the backend what the check finds in the model."""
+def explained(pair: QuantizedPair, backend: Backend | None, batch: Batch) -> Iterator[None]:
+    """Adds to a failure of the backend what the check finds in the model, and of a process that died, which op did."""
     try:
         yield
     except DeploymentError as error:
-        reasons = _found(pair, backend, lambda each: each.severity == "error")
-        if not reasons:
+        told = []
+        if isinstance(error, CrashError):
+            told.append("" if backend is None else crashing_ops(pair, batch, backend))
+            told[0] += "Nothing was compared."
+        if reasons := _found(pair, backend, lambda each: each.severity == "error"):
+            told.append(f"The check finds in this model: {'; '.join(reasons)}")
+        if not told:
             raise
-        raise DeploymentError(f"{error}\nThe check finds in this model: {'; '.join(reasons)}") from error
+        raise DeploymentError("\n".join((str(error), *told))) from error
 
 
 def _found(pair: QuantizedPair, backend: Backend | None, counts: Callable[[Finding], bool]) -> list[str]:
     """What the check finds in a model by the rules about a backend's kernels."""
+    backend = backend.backend if isinstance(backend, Apart) else backend
     plugins = (each for each in available().values() if backend is not None and type(backend_of(each)) is type(backend))
     if (plugin := next(plugins, None)) is None:
         return []

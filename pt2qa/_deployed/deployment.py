@@ -20,6 +20,7 @@ from torch.fx.graph import CodeGen
 from tqdm import tqdm
 
 from pt2qa._capture.inputs import detached, device_of
+from pt2qa._deployed.apart import Apart
 from pt2qa._deployed.recorded import SUFFIX as RECORDED
 from pt2qa._deployed.recorded import read_outputs
 from pt2qa._exclusion import exports
@@ -160,18 +161,20 @@ class OtherProgramError(DeploymentError):
     """A folder holds the program of another model, data or version."""
 
 
-def backend_for(pair: QuantizedPair, wanted: str | Backend | None) -> Backend:
-    """The backend that runs a pair here: ``wanted``, or that of the pair's plug-in."""
+def backend_for(pair: QuantizedPair, wanted: str | Backend | None, apart: bool = False) -> Backend:
+    """The backend that runs a pair here: ``wanted``, or that of the pair's plug-in; ``apart`` in its own process."""
     _refuse_elsewhere(pair)
     found, who = _wanted(pair, wanted)
     if found is None:
         raise DeploymentError(
             f"{who} names no backend. Name one, as in backend='onnxruntime'. {_installed()} {_ELSEWHERE}"
         )
-    return _ready(found)
+    return Apart(_ready(found)) if apart else _ready(found)
 
 
-def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tuple[DeployedProgram, str]:
+def opened(
+    pair: QuantizedPair, path: Path, wanted: str | Backend | None, apart: bool = False
+) -> tuple[DeployedProgram, str]:
     """A program that was made elsewhere, or the outputs recorded there, and what a report calls its backend."""
     _refuse_elsewhere(pair)
     if path.suffix == RECORDED and path.is_file():
@@ -185,7 +188,7 @@ def opened(pair: QuantizedPair, path: Path, wanted: str | Backend | None) -> tup
     found = next((each for each in known if path.suffix in each.suffixes), None)
     if found is None:
         raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
-    return _ready(found).open(path), found.name
+    return (Apart(_ready(found)) if apart else _ready(found)).open(path), found.name
 
 
 def inspected(path: Path) -> tuple[str, ...]:

@@ -222,7 +222,7 @@ def profile_deployed(
     plan = make_plan(target.graph, target.names, **chosen)
     first, every = peeked(data, "profile")
     place, runs_on = lowerable(pair), backend_for(pair, backend)
-    with explained(pair, runs_on):
+    with explained(pair, runs_on, first):
         runs = program_for(pair, place, runs_on, first, program, data.progress)
         profiler = _DeployedProfiler(target, pair, plan, place, runs, wanted, data.mask)
         notes = accumulate(profiler, every, title="profile", purpose="profile")

@@ -76,7 +76,7 @@ def compare_runtimes(
     for name, wanted in named.items():
         try:
             backend = backend_for(pair, wanted)
-            with explained(pair, backend):
+            with explained(pair, backend, first):
                 place = lowerable(pair)
                 program = program_for(pair, place, backend, first, None, data.progress)
                 run.able[name] = Comparison(pair, place, program, backend.name, mask)

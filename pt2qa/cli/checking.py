@@ -132,6 +132,14 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     context.exit()
 
 
+_apart = click.option(
+    "--apart/--no-apart",
+    default=True,
+    show_default=True,
+    help="Lower and run one backend in a process of its own, so that an op of which native code dies is named.",
+)
+
+
 @main.command()
 @options.flow
 @options.quantizer
@@ -157,6 +165,7 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     help="What lowers and runs the quantized model: NAME, or NAME:option=value,...; repeatable.  [default: the "
     "quantizer's]",
 )
+@_apart
 @options.prints_report
 def deploy(
     flow: str,
@@ -165,6 +174,7 @@ def deploy(
     deployed: Path | None,
     program: Path | None,
     backends: tuple[str, ...],
+    apart: bool,
     printing: options.Printing,
 ) -> None:
     """Lower a quantized model, run it here, and compare its kernels with the converted graph.
@@ -195,7 +205,7 @@ def deploy(
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
-    common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
+    common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None, "apart": apart}
     batches, file = measured_on(given), folder / "deployed.safetensors"
     report: Report
     if len(backends) > 1:
@@ -240,7 +250,8 @@ def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **gi
     "infinity from finite values, or the region whose rounding costs most.",
 )
 @click.option("-b", "--backend", metavar="SPEC", help="What lowers and runs it.  [default: the quantizer's]")
-def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) -> None:
+@_apart
+def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None, apart: bool) -> None:
     """Cut the smallest part that shows a fault out of a quantized model, as a script that runs without pt2qa.
 
     FLOW.py is the same as for analyze; its first evaluation batch is run, or its first batch. DIR/part has the part
@@ -256,7 +267,7 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None) 
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
-    found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend)
+    found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend, apart=apart)
     found.save(part)
     click.echo(str(found))
 

@@ -1,0 +1,55 @@
+"""A process of its own for native code: where it dies, the op is named, and nobody else dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pt2qa
+from pt2qa.errors import DeploymentError
+from tests.deployed.crashing import Crashing
+from tests.interpreted import Interpreted
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = layer(x).relu()
+            x = torch.tanh(x) if number == 0 else x
+        return x
+
+
+@pytest.fixture(scope="module")
+def pair() -> pt2qa.QuantizedPair:
+    return pt2qa.quantize(pt2qa.capture(Net().eval(), X), "xnnpack", [X], progress=False)
+
+
+@pytest.mark.parametrize(("lowers", "how"), [(False, r"SIGABRT\) in lower"), (True, r"SIGSEGV\) in run")])
+def test_a_crash_is_an_error_with_the_op(pair: pt2qa.QuantizedPair, lowers: bool, how: str) -> None:
+    told = rf"the graph itself: its process died \({how}\(\)\nIt dies of tanh alone. Nothing was compared."
+    with pytest.raises(DeploymentError, match=told):
+        pt2qa.compare_deployed(pair, [X], backend=Crashing(lowers=lowers), apart=True, progress=False)
+
+
+def test_reduce_cuts_out_the_op_of_a_crash(pair: pt2qa.QuantizedPair) -> None:
+    found = pt2qa.reduce(pair, (X,), "lowering", backend=Crashing(lowers=True), apart=True, progress=False)
+    assert found.ops == ("tanh",)
+    assert found.shows == "the graph itself: its process died (SIGSEGV) in run()"
+
+
+def test_a_healthy_backend_gives_the_same_report(pair: pt2qa.QuantizedPair, tmp_path: Path) -> None:
+    here, apart = (
+        pt2qa.compare_deployed(pair, [X, 2 * X], backend=Interpreted(), apart=each, progress=False)
+        for each in (False, True)
+    )
+    assert str(here) == str(apart)
