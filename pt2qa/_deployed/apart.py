@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import torch
@@ -91,14 +92,14 @@ class Apart:
         process.ask("end")
         said: dict[str, Any] = process.ask(*request, progress=progress)
         self._spare.remove(process)
-        methods = {name: _method(process, name) for name in said.pop("methods")}
-        found: DeployedProgram = type("ProgramApart", (), {**said, **methods})()
+        methods = {name: functools.partial(process.ask, name) for name in said.pop("methods")}
+        found: DeployedProgram = _Program(**said, **methods)  # type: ignore[assignment]  # what the other one has
         weakref.finalize(found, self._spare.append, process)
         return found
 
 
-def _method(process: _Process, name: str) -> Callable[..., Any]:
-    return lambda _, *args: process.ask(name, *args)
+class _Program(SimpleNamespace):
+    """See :class:`pt2qa.plugins.DeployedProgram`."""
 
 
 class _Process:

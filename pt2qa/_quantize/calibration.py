@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from pt2qa._capture.inputs import detached
 from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, copy_nodes, name_of
 from pt2qa._graph.internals.nodes import ANNOTATION
@@ -180,7 +181,7 @@ def _asking(observer: Node) -> Iterator[Node]:
 
 def run_batch(graph: GraphModule, call: Call, number: int, failed_at: Callable[[], str] = lambda: "") -> Any:
     """What a graph returns for a batch; an error reports NaN and infinity in it, or else what ``failed_at`` returns."""
-    args, kwargs = call
+    args, kwargs = detached(call)  # which a model may write to
     try:
         with torch.no_grad():
             return graph(*args, **kwargs)

@@ -82,6 +82,7 @@ class XNNPACKBackend:
                 frozenset(map(int, index["delegated"])),
                 tuple(map(str, index["facts"])),
                 bool(index["stateful"]),
+                int(index.get("written", 0)),  # earlier versions refused such programs
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DeploymentError(
@@ -114,6 +115,7 @@ class XNNPACKProgram:
         positions: by tap, which output of ``observed`` has its value.
         lost: by tap, why it cannot be observed.
         stateful: whether it writes to buffers; then each run loads it anew, and starts from the state in the file.
+        written: to how many inputs it writes; ExecuTorch returns what it writes there before the outputs.
     """
 
     model: bytes = field(repr=False)
@@ -123,6 +125,7 @@ class XNNPACKProgram:
     delegated: frozenset[int] = frozenset()
     facts: tuple[str, ...] = ()
     stateful: bool = False
+    written: int = 0
     _loaded: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -165,6 +168,7 @@ class XNNPACKProgram:
             "delegated": sorted(self.delegated),
             "facts": list(self.facts),
             "stateful": self.stateful,
+            "written": self.written,
         }
         (folder / INDEX).write_text(json.dumps(index, indent=1))
 
@@ -178,7 +182,7 @@ class XNNPACKProgram:
             told = [_with_reason(error, lambda: self._method(which).execute(contiguous))]
             told += [] if self.taps else self.facts
             raise DeploymentError(f"ExecuTorch loaded the program but could not run it: {'. '.join(told)}") from error
-        return found
+        return found[self.written :]
 
     def _method(self, which: str) -> Any:
         if which not in self._loaded or self.stateful:

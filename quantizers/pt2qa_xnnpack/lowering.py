@@ -62,7 +62,7 @@ def lower(
         )
     facts = tuple(_facts(model))
     lost: dict[str, str] = {}
-    found = XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, bool(model.written))
+    found = XNNPACKProgram(model.data, b"", {}, lost, model.delegated, facts, bool(model.written), len(model.inputs))
     replace(found).run(inputs)  # a copy, so that the weights that it packs are freed
 
     def attempt(wanted: list[str]) -> tuple[XNNPACKProgram, str]:
@@ -203,6 +203,7 @@ class _Lowered:
         outputs: name of the op that makes each output; empty for a delegate's.
         missing: names of ops for which the runtime of the Python package has no kernel.
         written: names of the buffers that the program writes to.
+        inputs: names of the inputs that it writes to, whose values come before its outputs.
     """
 
     data: bytes
@@ -212,6 +213,7 @@ class _Lowered:
     outputs: tuple[str, ...]
     missing: tuple[str, ...]
     written: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
 
 
 def _lowered(
@@ -236,12 +238,13 @@ def _lowered(
         raise DeploymentError(f"ExecuTorch could not lower the model: {reason_of(error)}") from error
     known = runtime().operator_registry.operator_names
     missing = {name.partition(".")[0] for name in contents_of(data).operators if name not in known}
-    written = tuple(program.graph_signature.buffers_to_mutate.values())
-    return _Lowered(data, delegated, len(delegates), portable, outputs, tuple(sorted(missing)), written)
+    signature = program.graph_signature
+    written = tuple(signature.buffers_to_mutate.values()), tuple(signature.user_inputs_to_mutate.values())
+    return _Lowered(data, delegated, len(delegates), portable, outputs, tuple(sorted(missing)), *written)
 
 
 def _outputs(program: ExportedProgram) -> list[Node]:
-    """What the caller gets, without the buffers that the program writes to."""
+    """What the caller gets, without the buffers and inputs that the program writes to."""
     every: Sequence[Node] = program.graph.output_node().args[0]
     return list(every)[-len(program.graph_signature.user_outputs) :]
 
@@ -257,3 +260,5 @@ def _facts(model: _Lowered) -> Iterator[str]:
     yield f"{what}; outside, in portable kernels: {listed}" if listed else f"{what}, no op outside"
     if model.written:
         yield f"the file does not hold the values of buffers that it writes to: {', '.join(model.written)}"
+    if model.inputs:
+        yield f"it returns what it writes to its inputs before its outputs: {', '.join(model.inputs)}"

@@ -203,3 +203,33 @@ def test_taps_without_a_kernel_are_lost_and_the_others_stay(monkeypatch: pytest.
     found = lowering._observed(graph, (), ["inside", "outside", "later"], None, lost)
     assert found == (b"observed", {"inside": 1, "later": 2})
     assert lost == {"outside": lowering.NO_KERNEL}
+
+
+class Keeps(nn.Module):
+    """Writes a state to its second input, and returns something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x) + state)
+        out: Tensor = self.second(hidden)
+        state.copy_(hidden * 2)
+        return out
+
+
+def test_what_a_model_writes_to_its_input_is_not_taken_for_its_output() -> None:
+    batches = [(torch.randn(4, 8), torch.randn(4, 8)) for _ in range(2)]
+    before = [state.clone() for _, state in batches]
+    pair = pt2qa.quantize(pt2qa.capture(Keeps().eval(), batches[0]), "xnnpack", batches, progress=False)
+    report = pt2qa.compare_deployed(pair, batches, progress=False)
+    assert all(torch.equal(state, kept) for (_, state), kept in zip(batches, before, strict=True))
+    assert report.facts[1] == "it returns what it writes to its inputs before its outputs: state"
+    assert not report.suspects
+    assert [row.name for row in report.outputs] == ["output"]
+    assert report.outputs[0].isolated_sqnr == float("inf")
+    written = {row.name: row for row in report.rows}["mul"]
+    assert written.is_measured
+    assert written.isolated_max_lsb <= 1
