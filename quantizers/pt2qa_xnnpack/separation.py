@@ -146,13 +146,13 @@ def regridded(graph_module: GraphModule) -> Iterator[tuple[Node, Node, Node]]:
 
 
 def _parameters(graph_module: GraphModule, node: Node) -> Any:
-    """How an observer, or a quantize or dequantize op, rounds with one fixed scale; None for any other node."""
+    """What rounds to one fixed scale: a calibrated observer, or an op's parameters; None for any other node."""
     if node.op != "call_module":
         return node.args[1:] if str(node.target).endswith("quantize_per_tensor.default") else None
     observer: Any = graph_module.get_submodule(str(node.target))
     if not hasattr(observer, "min_val") or getattr(observer, "is_dynamic", False) or observer.min_val.numel() != 1:
         return None  # one that has seen nothing has an empty or infinite minimum
-    return (*(each.item() for each in observer.calculate_qparams()),) if observer.min_val.isfinite() else None
+    return observer if observer.min_val.isfinite() else None
 
 
 def _rounded_as(output: Node, source: Node) -> Node:
