@@ -12,7 +12,7 @@ from typing import Any
 from pt2qa._ambient import torch_defaults
 from pt2qa._check.analysis import check
 from pt2qa._check.report import Finding
-from pt2qa._deployed.apart import Apart, CrashError
+from pt2qa._deployed.apart import Apart, CrashError, RefusedError
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import Lowerable, backend_for, lowerable, opened, program_for
 from pt2qa._deployed.parts import crashing_ops
@@ -146,6 +146,8 @@ def explained(pair: QuantizedPair, backend: Backend | None, batch: Batch) -> Ite
     """Adds to a failure of the backend what the check finds in the model, and of a process that died, which op did."""
     try:
         yield
+    except RefusedError:
+        raise
     except DeploymentError as error:
         told = []
         if isinstance(error, CrashError):

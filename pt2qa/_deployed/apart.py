@@ -35,13 +35,20 @@ from pt2qa.plugins import Backend, DeployedProgram
 NAME = "pt2qa_name"
 """Under which a node's metadata keep its name, which export changes."""
 
-REFUSED = "the model or its backend cannot be passed to a process of its own; leave out apart=True (give --no-apart)"
 METHODS = ("run", "run_alone", "save")
 DATA = ("taps", "delegated", "facts", "size")
 
 
 class CrashError(DeploymentError):
     """The process died."""
+
+
+class RefusedError(DeploymentError):
+    """The model or its backend cannot be passed to the process."""
+
+    def __init__(self, why: BaseException | str) -> None:
+        told = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+        super().__init__(f"the model or its backend cannot be passed to a process of its own: {told}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Apart:
             with torch.no_grad():
                 torch.export.save(torch.export.export(graph, tuple(inputs), dynamic_shapes=dynamic_shapes), saved)
         except Exception as error:
-            raise DeploymentError(f"{REFUSED}: {type(error).__name__}: {error}") from error
+            raise RefusedError(error) from error
         return self._begun(progress, "lower", saved.getvalue(), list(inputs), list(taps), dynamic_shapes)
 
     def load(self, folder: Path) -> DeployedProgram:
@@ -86,7 +93,7 @@ class Apart:
             try:
                 first = pickle.dumps((self.backend, torch.get_num_threads()))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise DeploymentError(f"{REFUSED}: {type(error).__name__}: {error}") from error
+                raise RefusedError(error) from error
             self._spare.append(_Process(self.backend.name, first))
         process = self._spare[-1]
         process.ask("end")
@@ -147,6 +154,8 @@ class _Process:
         if kind == "died":
             named = signal.Signals(answer).name if answer in set(signal.Signals) else f"signal {answer}"
             raise CrashError(f"{self.name}: its process died ({named}) in {request[0]}()")
+        if kind == "refused":
+            raise RefusedError(answer)
         if kind == "error":
             raise DeploymentError(answer)
         return answer
@@ -219,7 +228,8 @@ def _serve_program(backend: Backend, answer: Callable[[str, Any], None], method:
             try:
                 graph = _with_names(torch.export.load(io.BytesIO(saved)))
             except Exception as error:
-                raise DeploymentError(f"{REFUSED}: {type(error).__name__}: {error}") from error
+                answer("refused", f"{type(error).__name__}: {error}")
+                return
             told = functools.partial(answer, "progress")
             program = backend.lower(graph, inputs, taps, dynamic_shapes=shapes, progress=told)
         else:

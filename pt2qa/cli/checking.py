@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import floor, isfinite, isnan
@@ -134,7 +135,7 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
 
 _apart = click.option(
     "--apart/--no-apart",
-    default=True,
+    default=hasattr(os, "fork"),
     show_default=True,
     help="Lower and run one backend in a process of its own, so that an op of which native code dies is named.",
 )
@@ -205,22 +206,37 @@ def deploy(
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
-    common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None, "apart": apart}
+    common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
     batches, file = measured_on(given), folder / "deployed.safetensors"
     report: Report
     if len(backends) > 1:
         file = folder / "runtimes.safetensors"
         click.get_current_context().params["runtimes"] = file  # for what is said to type next
         report = pt2qa.compare_runtimes(pair, batches, backends, metric=given.metric, mask=given.mask)
-    elif deployed is not None or program is not None:
-        metric = None if deployed is not None and deployed.suffix == ".safetensors" else given.metric
-        report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, program=program, **common)
+    elif deployed is not None:
+        metric = None if deployed.suffix == ".safetensors" else given.metric
+        report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, **common)
     else:
-        report = lowered(pair, batches, folder / "program", metric=given.metric, **common)
+        compare = lowered if program is None else pt2qa.compare_deployed
+        folder = folder / "program" if program is None else program
+        report = apart_if_possible(
+            partial(compare, pair, batches, program=folder, metric=given.metric, **common), apart
+        )
     replace(printing, file=file).deliver(report)
     if reasons := unusable(report):
         say(*reasons)
         raise click.exceptions.Exit(1)
+
+
+def apart_if_possible(function: Callable[..., Any], apart: bool) -> Any:
+    """What a function returns with ``apart``, or without it if the model cannot be passed to another process."""
+    from pt2qa._deployed.apart import RefusedError
+
+    try:
+        return function(apart=apart)
+    except RefusedError as error:
+        say(f"lowered in this process, which ends where native code crashes: {error}")
+        return function()
 
 
 def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **given: Any) -> Any:
@@ -267,7 +283,9 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None, 
     make_folder(folder)
     given = load_flow(flow).fitted()
     pair = given.quantized(spec)
-    found = pt2qa.reduce(pair, next(iter(measured_on(given))), fault, backend=backend, apart=apart)
+    found = apart_if_possible(
+        partial(pt2qa.reduce, pair, next(iter(measured_on(given))), fault, backend=backend), apart
+    )
     found.save(part)
     click.echo(str(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa.cli.checking import apart_if_possible
 from pt2qa.errors import DeploymentError
 from tests.deployed.crashing import Crashing
 from tests.interpreted import Interpreted
@@ -53,3 +55,17 @@ def test_a_healthy_backend_gives_the_same_report(pair: pt2qa.QuantizedPair, tmp_
         for each in (False, True)
     )
     assert str(here) == str(apart)
+
+
+def test_what_cannot_be_passed_is_refused_and_commands_go_on_without(
+    pair: pt2qa.QuantizedPair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Local(Interpreted):
+        """No other process can import it."""
+
+    told = "cannot be passed to a process of its own: "
+    with pytest.raises(DeploymentError, match=told):
+        pt2qa.compare_deployed(pair, [X], backend=Local(), apart=True, progress=False)
+    compare = functools.partial(pt2qa.compare_deployed, pair, [X], backend=Local(), progress=False)
+    assert apart_if_possible(compare, True).rows == compare().rows
+    assert told in capsys.readouterr().err
