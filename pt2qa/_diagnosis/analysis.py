@@ -26,6 +26,7 @@ from pt2qa._ranks import everywhere, in_step
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
 from pt2qa._report.notes import Note
+from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.judge import Judge
@@ -144,6 +145,7 @@ def diagnose(
     if structure is not None:
         reports["findings"] = structure
     errors = [] if structure is None else [row for row in structure.rows if row.severity == "error"]
+    but = f" But pt2qa.check finds {counted(len(errors), 'error')}." if errors and not search.rows else ""
     budget = case.budget
     if budget is not None:
         reports["budget"] = budget
@@ -159,8 +161,8 @@ def diagnose(
         tried=tuple(search.tried),
         figures=tuple(search.figures(after)),
         asides=tuple(AsideRow(row.rule, row.name, row.why, row.fix) for row in errors),
-        verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)),
-        next_command=next_command(search, after, interrupted=interrupted),
+        verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)) + but,
+        next_command=next_command(search, after, interrupted=interrupted) or (but and "pt2qa.check(pair)"),
         unit=unit_of(case),
         target=target_of(search),
         story=story_of(search, after),

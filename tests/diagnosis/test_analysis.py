@@ -20,7 +20,7 @@ from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.roundings import Variant, own_rounding
 from pt2qa._simulator.data import Data
 from pt2qa._trials import judge as judges
-from pt2qa.report import Diagnosis
+from pt2qa.report import Diagnosis, Finding
 from tests.check.plain_quantizer import EXACT, PlainQuantizer
 from tests.diagnosis import facts
 from tests.flows import quantized_pair, residual_pair
@@ -132,6 +132,12 @@ def test_findings_are_made_where_none_are_given(narrow: Any) -> None:
     given = pt2qa.check(pair, rules=["train-mode"])
     found = diagnosed(narrow, findings=given, target=-100.0, verify_code=False)
     assert found.reports["findings"] is given
+    assert "pt2qa.check finds" not in found.verdict
+    wrong = replace(given, rows=(Finding("rule", "error", "0/linear", "", "does not lower", "fix", math.nan),))
+    found = diagnosed(narrow, findings=wrong, target=-100.0, verify_code=False)
+    assert ". Nothing to do: " in found.verdict
+    assert found.verdict.endswith(". But pt2qa.check finds 1 error.")
+    assert found.next_command == "pt2qa.check(pair)"
     other = residual_pair()
     with pytest.raises(pt2qa.SelectionError, match="findings: got those of another model, "):
         diagnosed(narrow, findings=pt2qa.check(other, rules=["train-mode"]))
