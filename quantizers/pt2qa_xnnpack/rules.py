@@ -118,8 +118,7 @@ REFUSED = Rule(
     "0x:1'. Kernels that move integers need one scale and zero point for all inputs and the output; those of a "
     "convolution or linear need an output scale that is not too small.",
     fix="let the output share the input's scale: SharedQuantizationSpec((input, op)) in the quantizer, or annotate "
-    "nothing behind the op; pt2qa_xnnpack.for_xnnpack(graph) rounds a move's input as its output, without changing a "
-    "number: pt2qa.quantize does it, and so does the code that it prints",
+    "nothing behind the op",
     needs=("pair",),
     find=find_refused,
 )

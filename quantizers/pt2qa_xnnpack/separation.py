@@ -52,10 +52,6 @@ INSIDE = POINTWISE | MOVES | {*IMAGES, "upsample_bilinear2d", "mean"}
 SEVERAL = ("mish", "softplus", "log_sigmoid", "hardshrink")
 """Ops that are lowered to several, of which a delegate computes some."""
 
-KEEPING = VIEWS | JOINS | PERMUTES | {"slice", "narrow", "max_pool2d"}
-"""Ops whose kernels hand integers on, and so have one scale: rounding before them is rounding behind them."""
-
-GRID = "rounds its input as its output"
 FIRST = "has its image with the channels first"
 LAST = "has its image for itself"
 ROUNDED = "rounds its input itself"
@@ -68,8 +64,7 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
     The graph's own numbers stay.  ExecuTorch 1.4.1 holds a bias once, with the scale of the first product that reads
     it, so each product gets its own.  It fuses activations one by one, and the limits of the last overwrite those of
     the others, so the last gets the limits of all.  It mistakes the layout of some images, so what
-    :func:`misread` names has one of its own, by an op that makes ExecuTorch turn it.  And kernels that move integers
-    have one scale, so where those before and behind differ, the input is rounded as the output before.
+    :func:`misread` names has one of its own, by an op that makes ExecuTorch turn it.
 
     >>> linear = torch.nn.Linear(4, 4)
     >>> model = torch.nn.Sequential(linear, torch.nn.Hardtanh(), torch.nn.ReLU(), linear)
@@ -87,10 +82,6 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
         if bias is not None and next(iter(bias.users)) is not node:
             _copy_bias(graph_module, node, bias)
             changed.append((node, "has a bias of its own"))
-    for node, source, output in list(regridded(graph_module)):
-        with node.graph.inserting_before(node):
-            node.replace_input_with(source, _rounded_as(output, source))
-        changed.append((node, GRID))
     made = dict[Any, Node]()
     for node, done in list(misread(graph_module)):
         if done == APART:
@@ -132,40 +123,6 @@ def clamp_of(node: Node) -> tuple[float, float] | None:
         return None
     given: Any = dict(zip(("min_val", "max_val"), node.args[1:], strict=False)) | dict(node.kwargs)
     return float(given.get("min_val", -1)), float(given.get("max_val", 1))
-
-
-def regridded(graph_module: GraphModule) -> Iterator[tuple[Node, Node, Node]]:
-    """The moves with other parameters before than behind: the op, its rounded input, and what rounds its output."""
-    for node in graph_module.graph.nodes:
-        output = next(iter(node.users)) if _op(node) in KEEPING and len(node.users) == 1 else None
-        wanted = None if output is None else _parameters(graph_module, output)
-        if output is not None and wanted is not None:
-            for source in node.all_input_nodes:
-                if (given := _parameters(graph_module, source)) is not None and given != wanted:
-                    yield node, source, output
-
-
-def _parameters(graph_module: GraphModule, node: Node) -> Any:
-    """What rounds to one fixed scale: a calibrated observer, or an op's parameters; None for any other node."""
-    if node.op != "call_module":
-        return node.args[1:] if str(node.target).endswith("quantize_per_tensor.default") else None
-    observer: Any = graph_module.get_submodule(str(node.target))
-    if not hasattr(observer, "min_val") or getattr(observer, "is_dynamic", False) or observer.min_val.numel() != 1:
-        return None  # one that has seen nothing has an empty or infinite minimum
-    return observer if observer.min_val.isfinite() else None
-
-
-def _rounded_as(output: Node, source: Node) -> Node:
-    """A value that is rounded as another."""
-    if output.op == "call_module":
-        made = [output.graph.call_module(str(output.target), (source,))]
-    else:
-        back = next(iter(output.users))
-        made = [output.graph.call_function(output.target, (source, *output.args[1:]))]  # type: ignore[arg-type]
-        made.append(output.graph.call_function(back.target, (made[0], *back.args[1:]), back.kwargs))  # type: ignore[arg-type]
-    for node in made:
-        node.meta = {key: each for key, each in source.meta.items() if key != "custom"}
-    return made[-1]
 
 
 def misread(graph_module: GraphModule) -> Iterator[tuple[Node, str]]:
