@@ -100,7 +100,7 @@ class Apart:
         said: dict[str, Any] = process.ask(*request, progress=progress)
         self._spare.remove(process)
         methods = {name: functools.partial(process.ask, name) for name in said.pop("methods")}
-        found: DeployedProgram = _Program(**said, **methods)  # type: ignore[assignment]  # what the other one has
+        found: DeployedProgram = _Program(**said, **methods)
         weakref.finalize(found, self._spare.append, process)
         return found
 
