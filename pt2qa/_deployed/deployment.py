@@ -134,10 +134,12 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
         step.reads[0] for step in program.steps if step.site is not None and not program.sites[step.site].params.dynamic
     }
     last = {region.steps[-1] for region in program.regions}
+    sites = {step.out for step in program.steps if step.site is not None}
     for step in program.steps:
         if step.site is not None:
             params = program.sites[step.site].params
-            if params.dynamic or step.duplicate_of is not None:
+            # What is rounded once more is seen where it is read.
+            if params.dynamic or step.duplicate_of is not None or step.reads[0] in sites:
                 continue
             quantize = names[step.node].args[0]
             assert isinstance(quantize, Node), "a dequantize node reads what a quantize node writes"

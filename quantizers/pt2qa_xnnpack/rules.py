@@ -118,7 +118,8 @@ REFUSED = Rule(
     "0x:1'. Kernels that move integers need one scale and zero point for all inputs and the output; those of a "
     "convolution or linear need an output scale that is not too small.",
     fix="let the output share the input's scale: SharedQuantizationSpec((input, op)) in the quantizer, or annotate "
-    "nothing behind the op",
+    "nothing behind the op. Before lowering, pt2qa_xnnpack.for_xnnpack(converted) rounds a move's input as its output, "
+    "without changing a number",
     needs=("pair",),
     find=find_refused,
 )

@@ -52,6 +52,10 @@ INSIDE = POINTWISE | MOVES | {*IMAGES, "upsample_bilinear2d", "mean"}
 SEVERAL = ("mish", "softplus", "log_sigmoid", "hardshrink")
 """Ops that are lowered to several, of which a delegate computes some."""
 
+KEEPING = VIEWS | JOINS | PERMUTES | {"slice", "narrow", "max_pool2d"}
+"""Ops whose kernels hand integers on, and so have one scale: rounding before them is rounding behind them."""
+
+GRID = "rounds its input as its output"
 FIRST = "has its image with the channels first"
 LAST = "has its image for itself"
 ROUNDED = "rounds its input itself"
@@ -64,7 +68,8 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
     The graph's own numbers stay.  ExecuTorch 1.4.1 holds a bias once, with the scale of the first product that reads
     it, so each product gets its own.  It fuses activations one by one, and the limits of the last overwrite those of
     the others, so the last gets the limits of all.  It mistakes the layout of some images, so what
-    :func:`misread` names has one of its own, by an op that makes ExecuTorch turn it.
+    :func:`misread` names has one of its own, by an op that makes ExecuTorch turn it.  And kernels that move integers
+    have one scale, so where those before and behind differ in a converted graph, the input is rounded as the output.
 
     >>> linear = torch.nn.Linear(4, 4)
     >>> model = torch.nn.Sequential(linear, torch.nn.Hardtanh(), torch.nn.ReLU(), linear)
@@ -82,6 +87,10 @@ def for_xnnpack(graph_module: GraphModule) -> list[tuple[Node, str]]:
         if bias is not None and next(iter(bias.users)) is not node:
             _copy_bias(graph_module, node, bias)
             changed.append((node, "has a bias of its own"))
+    for node, source, output in list(regridded(graph_module)):
+        with node.graph.inserting_before(node):
+            node.replace_input_with(source, _rounded_as(output, source))
+        changed.append((node, GRID))
     made = dict[Any, Node]()
     for node, done in list(misread(graph_module)):
         if done == APART:
@@ -123,6 +132,29 @@ def clamp_of(node: Node) -> tuple[float, float] | None:
         return None
     given: Any = dict(zip(("min_val", "max_val"), node.args[1:], strict=False)) | dict(node.kwargs)
     return float(given.get("min_val", -1)), float(given.get("max_val", 1))
+
+
+def regridded(graph_module: GraphModule) -> Iterator[tuple[Node, Node, Node]]:
+    """The moves of a converted graph with other parameters before than behind: op, input, what rounds the output.
+
+    Not of a prepared one, where an op that the user keeps in float must get no rounding.
+    """
+    for node in graph_module.graph.nodes:
+        output = next(iter(node.users)) if _op(node) in KEEPING and len(node.users) == 1 else None
+        if output is not None and _op(output) == "quantize_per_tensor":
+            for source in node.all_input_nodes:
+                if _op(source) == "dequantize_per_tensor" and source.args[1:] != output.args[1:]:
+                    yield node, source, output
+
+
+def _rounded_as(output: Node, source: Node) -> Node:
+    """A value that is rounded as another."""
+    back = next(iter(output.users))
+    rounded = output.graph.call_function(output.target, (source, *output.args[1:]))  # type: ignore[arg-type]
+    found = output.graph.call_function(back.target, (rounded, *back.args[1:]), back.kwargs)  # type: ignore[arg-type]
+    for node in (rounded, found):
+        node.meta = {key: each for key, each in source.meta.items() if key != "custom"}
+    return found
 
 
 def misread(graph_module: GraphModule) -> Iterator[tuple[Node, str]]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn import functional as F
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
 
 import pt2qa
 from pt2qa._quantize.plain_flow import plain_flow
 from pt2qa_xnnpack import for_xnnpack
 from pt2qa_xnnpack.artefact import differences
-from pt2qa_xnnpack.separation import overwriting
+from pt2qa_xnnpack.separation import GRID, overwriting
 from tests.flows import direct_sqnr, quantized_pair
 from tests.quantizers.device import XNNPACKDevice
 
@@ -113,6 +116,52 @@ def test_a_plain_flow_gives_a_wrong_program_and_a_right_one_once_edited(shared: 
     assert direct_sqnr(expected, XNNPACKDevice(graph, X)(X)) > 35
     assert direct_sqnr(first(model(X)), expected) > 30
     assert for_xnnpack(graph) == []
+
+
+class Moves(nn.Module):
+    """Each move has other values behind it than before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x) * torch.linspace(0.1, 3, 16)
+        joined = torch.cat([y[:, :4], y[:, 4:8]])
+        return self.linear(y.narrow(1, 0, 8).reshape(4, 16)), joined.relu()
+
+
+def test_a_move_between_unequal_scales_does_not_load_and_is_exact_once_edited() -> None:
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+
+    class EachItsOwn(XNNPACKQuantizer):  # type: ignore[misc]
+        """A scale of its own for all that a slice, cat or view returns."""
+
+        def annotate(self, model: GraphModule) -> GraphModule:
+            annotated = super().annotate(model)
+            for node in annotated.graph.nodes:
+                if node.name.startswith(("slice", "narrow", "cat", "reshape")):
+                    own = self.global_config.input_activation
+                    inputs = dict.fromkeys(node.all_input_nodes, own)
+                    node.meta["quantization_annotation"] = QuantizationAnnotation(inputs, own, _annotated=True)
+            return annotated
+
+    config = get_symmetric_quantization_config(is_per_channel=True)
+    model = seeded(Moves)
+    prepared = prepare_pt2e(torch.export.export(model, (X,)).module(), EachItsOwn().set_global(config))
+    prepared(X)
+    plain = convert_pt2e(copy.deepcopy(prepared))
+    with pytest.raises(RuntimeError, match="Failed to load method forward"):
+        XNNPACKDevice(plain, X)
+    assert GRID not in {done for _, done in for_xnnpack(prepared)}
+    graph = copy.deepcopy(plain)
+    assert GRID in {done for _, done in for_xnnpack(graph)}
+    assert all(map(torch.equal, graph(X), plain(X)))
+    assert direct_sqnr(first(plain(X)), XNNPACKDevice(graph, X)(X)) > 45
+    assert GRID not in {done for _, done in for_xnnpack(graph)}
 
 
 class ConvTwice(nn.Module):
