@@ -121,7 +121,8 @@ def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
     """What an artefact holds otherwise than a pair, if its backend can read it."""
     differences = getattr(program, "differences", None)
     if differences is None:
-        return []
+        known = getattr(program, "can_tell_differences", False)
+        return ["apart=True: it was run, but what it holds was not compared with what the pair holds"] if known else []
     try:
         found = differences(pair.converted)
     except DeploymentError as error:
@@ -151,8 +152,8 @@ def explained(pair: QuantizedPair, backend: Backend | None, batch: Batch) -> Ite
     except DeploymentError as error:
         told = []
         if isinstance(error, CrashError):
-            told.append("" if backend is None else crashing_ops(pair, batch, backend))
-            told[0] += "Nothing was compared."
+            ops = "" if backend is None else crashing_ops(pair, batch, backend)
+            told.append(f"{ops}Nothing was compared.")
         if reasons := _found(pair, backend, lambda each: each.severity == "error"):
             told.append(f"The check finds in this model: {'; '.join(reasons)}")
         if not told:

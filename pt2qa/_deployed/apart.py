@@ -25,7 +25,6 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import torch
-import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  # registers the ops of converted graphs
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from pt2qa._graph.internals.nodes import CUSTOM
@@ -195,6 +194,8 @@ def _with_names(exported: Any) -> GraphModule:
 
 def serve() -> None:
     """Answers requests until the input ends."""
+    import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401  # registers the ops of converted graphs
+
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints goes to the errors
 
@@ -238,6 +239,7 @@ def _serve_program(backend: Backend, answer: Callable[[str, Any], None], method:
         answer("error", str(error))
         return
     said = {name: getattr(program, name) for name in DATA if hasattr(program, name)}
+    said["can_tell_differences"] = hasattr(program, "differences")
     answer("returns", {**said, "methods": [name for name in METHODS if hasattr(program, name)]})
     while method != "end":
         try:

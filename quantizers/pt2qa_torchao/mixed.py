@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torchao.core.config import AOBaseConfig
 from torchao.quantization import PerGroup, quantize_
 
 import pt2qa
@@ -70,7 +71,9 @@ def mixed_config(
     target: pt2qa.Target | float | None = None,
     max_bytes: int | None = None,
     filter_fn: Callable[[nn.Module, str], bool] = lambda module, name: isinstance(module, nn.Linear),
-    **reading: Any,
+    inputs_of: Callable[[Any], Any] | None = None,
+    mask: str | Callable[[Any], Any] | None = None,
+    progress: bool | None = None,
 ) -> MixedConfig:
     """Chooses a config of torchao's ``quantize_``, or float, for each linear.
 
@@ -86,13 +89,15 @@ def mixed_config(
         target: dB of the worst output, or a :class:`pt2qa.Target` with a function of a model; at the fewest bytes.
         max_bytes: of all parameters; without a target, the best quality that fits.
         filter_fn: which modules may be quantized, as in ``quantize_``.
-        reading: ``inputs_of``, ``mask`` and ``progress``, as in :func:`pt2qa.compare_layers`.
+        inputs_of: as in :func:`pt2qa.compare_layers`.
+        mask: as there.
+        progress: as there.
 
     Returns:
         The choice.  If the target cannot be met, it is the best one found, and ``met`` is False.
 
     Raises:
-        SelectionError: neither target nor budget, or no linear takes any of the configs.
+        SelectionError: neither target nor budget, an argument of another kind, or no linear takes any of the configs.
         PairingError: a config multiplies integers, see :func:`pt2qa.pair`.
 
     >>> from torchao.quantization import IntxWeightOnlyConfig, PerGroup
@@ -105,6 +110,15 @@ def mixed_config(
     """
     if target is None and max_bytes is None:
         raise SelectionError("got neither target nor max_bytes. Pass target=30 (dB), or max_bytes=100_000_000.")
+    listed = isinstance(configs, list | tuple) and all(isinstance(each, AOBaseConfig) for each in configs)
+    for fits, name, got, wanted in (
+        (isinstance(capture, pt2qa.Capture), "capture", capture, "what pt2qa.capture(model, ...) returned"),
+        (listed, "configs", configs, "a list of configs of quantize_, such as [IntxWeightOnlyConfig(torch.int4)]"),
+        (isinstance(target, pt2qa.Target | float | int | None), "target", target, "dB, such as 30, or a pt2qa.Target"),
+    ):
+        if not fits:
+            raise SelectionError(f"{name}: got {str(got)[:80]!r}, expected {wanted}.")
+    reading: dict[str, Any] = {"inputs_of": inputs_of, "mask": mask, "progress": progress}
     model = capture.eager
     assert model is not None, "what pt2qa.capture returns has its model"
     aim = target if isinstance(target, pt2qa.Target) or target is None else pt2qa.Target(float(target))

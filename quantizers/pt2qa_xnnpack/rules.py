@@ -29,8 +29,9 @@ from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
 from pt2qa_xnnpack.separation import (
     APART,
     JOINS,
+    KEEPING,
     LAST,
-    PERMUTES,
+    RESHAPES,
     ROUNDED,
     bias_read_by,
     clamp_of,
@@ -39,11 +40,6 @@ from pt2qa_xnnpack.separation import (
 )
 
 # -- parameters with which a program does not load ---------------------------------------------------------------------
-
-RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "slice", "narrow", "unsqueeze"})
-"""They have a kernel for fixed sizes only."""
-MOVES = JOINS | RESHAPES | PERMUTES | {"max_pool2d"}
-"""Ops whose kernels hand integers on. Others that move data, as ``select`` or ``expand``, run in float, in between."""
 
 LARGEST_RATIO = 256
 """A product's kernel takes ``scale of the input * scale of the weight / scale of the output`` below this."""
@@ -57,7 +53,7 @@ def find_refused(context: Any) -> Iterator[Found]:
         if output is None or None in inputs[:1]:
             continue
         name, op = context.name_of(node), op_type(node)
-        if op in MOVES and _is_kernel(node) and None not in inputs:
+        if op in KEEPING and _is_kernel(node) and None not in inputs:
             if different := [given for given in inputs if given is not None and given[:2] != output[:2]]:
                 yield Found(name, f"{op} has {_parameters(different[0])} before it and {_parameters(output)} after it")
         elif op in PRODUCTS and name in products and inputs[0] is not None:

@@ -52,8 +52,11 @@ INSIDE = POINTWISE | MOVES | {*IMAGES, "upsample_bilinear2d", "mean"}
 SEVERAL = ("mish", "softplus", "log_sigmoid", "hardshrink")
 """Ops that are lowered to several, of which a delegate computes some."""
 
-KEEPING = VIEWS | JOINS | PERMUTES | {"slice", "narrow", "max_pool2d"}
-"""Ops whose kernels hand integers on, and so have one scale: rounding before them is rounding behind them."""
+RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "ravel", "slice", "narrow", "unsqueeze"})
+"""They have a kernel for fixed sizes only."""
+
+KEEPING = JOINS | RESHAPES | PERMUTES | {"max_pool2d"}
+"""Ops whose kernels hand integers on, with one scale. Others that move data, as ``select``, run in float between."""
 
 GRID = "rounds its input as its output"
 FIRST = "has its image with the channels first"
@@ -152,8 +155,7 @@ def _rounded_as(output: Node, source: Node) -> Node:
     back = next(iter(output.users))
     rounded = output.graph.call_function(output.target, (source, *output.args[1:]))  # type: ignore[arg-type]
     found = output.graph.call_function(back.target, (rounded, *back.args[1:]), back.kwargs)  # type: ignore[arg-type]
-    for node in (rounded, found):
-        node.meta = {key: each for key, each in source.meta.items() if key != "custom"}
+    rounded.meta, found.meta = _meta_of(source), _meta_of(source)
     return found
 
 
@@ -264,14 +266,19 @@ def _give_own_input(graph_module: GraphModule, node: Node, done: str, made: dict
 
 
 def _turning(value: Node, done: str) -> Node:
-    """An op that makes ExecuTorch turn an image and changes no number; it has not the handle of the op before it."""
+    """An op that makes ExecuTorch turn an image and changes no number; it has no handle."""
     pool, view = torch.ops.aten.max_pool2d.default, torch.ops.aten.view_as.default
     graph = value.graph
     own = (
         graph.call_function(pool, (value, [1, 1], [1, 1])) if done == LAST else graph.call_function(view, (value,) * 2)
     )
-    own.meta = {key: each for key, each in _value(value).meta.items() if key != "custom"}
+    own.meta = _meta_of(_value(value))
     return own
+
+
+def _meta_of(value: Node) -> dict[str, Any]:
+    """What is known of a value, for an op that passes it on: without the handle of the op that made it."""
+    return {key: each for key, each in value.meta.items() if key != "custom"}
 
 
 def _again(node: Node, made: dict[Node, Node]) -> Node:

@@ -23,6 +23,7 @@ from tests.benchmarks.layers import measure_memory, measure_times
 from tests.benchmarks.packaging import measure_wheel
 from tests.benchmarks.processes import measure_processes
 from tests.benchmarks.quantizing import measure_quantizing
+from tests.benchmarks.reconfigure import measure_reconfigure
 from tests.benchmarks.sensitivity import measure_sensitivity
 from tests.benchmarks.startup import measure_startup
 from tests.benchmarks.weights import measure_weights
@@ -42,6 +43,7 @@ def main() -> int:
             "sensitivity",
             "deployed",
             "diagnose",
+            "reconfigure",
             "processes",
             "quantize",
             "checking",
@@ -71,6 +73,8 @@ def main() -> int:
         results += measure_deployed(max(2, arguments.rounds // 2))
     if arguments.only in (None, "diagnose"):
         results += measure_diagnose(max(3, arguments.rounds // 2))
+    if arguments.only in (None, "reconfigure"):
+        results += measure_reconfigure()
     if arguments.only in (None, "processes"):
         results += measure_processes(max(2, arguments.rounds // 5))
     if arguments.only in (None, "quantize"):

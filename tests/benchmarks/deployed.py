@@ -28,6 +28,7 @@ def measure_deployed(rounds: int) -> list[Result]:
     further = (found["three"] - found["one"]) / 2
     return [
         Result(f"{name}, lowering twice", found["lowering"], "s"),
+        Result(f"{name}, a process of its own, beyond that", found["apart"], "s"),
         Result(f"{name}, deployed program alone", found["program"] / float_forward),
         Result(f"{name}, the model and its program alone", found["before"] / float_forward),
         Result(f"{name}, each further batch", further / float_forward, bar=BAR),
@@ -54,6 +55,9 @@ def _measured(rounds: int) -> dict[str, float]:
         begun = time.perf_counter()
         compare(1)
         first = time.perf_counter() - begun
+        begun = time.perf_counter()
+        pt2qa.compare_deployed(pair, [batch], apart=True, progress=False)
+        apart = time.perf_counter() - begun - first
         program = PLUGIN.backend.load(folder)
         values, stages = pair.values(batch), Stages(pair)
         functions = {
@@ -67,7 +71,7 @@ def _measured(rounds: int) -> dict[str, float]:
         reset_peak()
         before = resident()
         compare(2)
-        return {**seconds, "lowering": first - seconds["one"], "peak": (peak_resident() - before) / 1e9}
+        return {**seconds, "lowering": first - seconds["one"], "apart": apart, "peak": (peak_resident() - before) / 1e9}
 
 
 if __name__ == "__main__":

@@ -162,6 +162,17 @@ def test_outputs_in_another_order_are_matched_by_content_and_sizes_are_left_out(
     assert not any("in another order" in note for note in report.notes)
 
 
+def test_a_file_in_a_process_of_its_own_is_run_and_not_read(
+    pair: pt2qa.QuantizedPair, pte: Path, report: DeployedReport
+) -> None:
+    apart = pt2qa.compare_deployed(pair, DATA, deployed=pte, apart=True)
+    assert apart.outputs == report.outputs
+    assert apart.facts == (
+        *report.facts[:-1],
+        "apart=True: it was run, but what it holds was not compared with what the pair holds",
+    )
+
+
 def test_a_model_that_returns_a_size_is_lowered(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
+from pt2qa._quantize.quantization import with_numbers
 from pt2qa.errors import PairingError
 from pt2qa.plugins import op_type
 from tests.flows import direct_sqnr, quantized_pair
@@ -141,6 +143,21 @@ def test_repair_measures_what_the_device_gains(methods: list[str]) -> None:
     quality = {stage.name: stage.quality for stage in found.stages}
     assert quality["before"] == pytest.approx(of_the_device(pair, batches), abs=0.05)
     assert quality["converted"] == pytest.approx(of_the_device(found.pair, batches), abs=0.05)
+
+
+def test_other_biases_are_those_of_quantizing_again_and_nothing_is_calibrated() -> None:
+    pair, batches = outlier_pair()
+    values = base64.b64encode(torch.linspace(-1, 1, 64).numpy().tobytes()).decode()
+    plan = pt2qa.OverridePlan((pt2qa.Edit("bias", ("2/linear",), values=values),))
+    new = with_numbers(pair.as_deployed(), plan)
+    assert new is not None
+    assert new.origin is not None
+    assert pair.capture is not None
+    again = pt2qa.quantize(pair.capture, "xnnpack:mode=dynamic", batches, overrides=plan, progress=False)
+    for side, own in ((new, again.as_deployed()), (new.origin.pair, again)):
+        assert torch.equal(side.quantized(batches[0]), own.quantized(batches[0]))
+    assert not torch.equal(new.quantized(batches[0]), pair.as_deployed().quantized(batches[0]))
+    assert new.quantizer == "xnnpack:mode=dynamic, as deployed"
 
 
 def test_diagnose_leads_there_and_finds_there_what_is_left() -> None:

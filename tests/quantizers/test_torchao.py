@@ -132,3 +132,19 @@ def test_noise_of_dynamic_activations_counts_for_the_linear_that_reads_them() ->
 def test_neither_target_nor_budget() -> None:
     with pytest.raises(pt2qa.SelectionError, match="neither target nor max_bytes"):
         found(INT4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"configs": ["int4"]}, "configs: got .*int4.*, expected a list of configs of quantize_"),
+        ({"configs": INT4}, "configs: got 'IntxWeightOnlyConfig.*, expected a list of configs"),
+        ({"target": "sqnr>=20"}, "target: got 'sqnr>=20', expected dB, such as 30, or a pt2qa.Target"),
+        ({"capture": nn.Linear(4, 4)}, r"capture: got 'Linear.*, expected what pt2qa.capture\(model"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(wrong: dict[str, Any], message: str) -> None:
+    _, capture, batches = floats()
+    given: dict[str, Any] = {"capture": capture, "configs": [INT4], "batches": batches, "target": 20.0} | wrong
+    with pytest.raises(pt2qa.SelectionError, match=message):
+        mixed.mixed_config(**given)
