@@ -26,8 +26,8 @@ from tests.overrides.strangers import samsung
 RULES = (
     *("unfused-pair", "quantizer-fails", "foreign-quantizer", "no-coverage", "broken-share", "unmatched-filter"),
     "backend-spec",
-    *("integer-observed", "float-op", "half-quantized", "in-place-spelling", "residual-add", "mixed-parameters"),
-    *("dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
+    *("integer-observed", "float-op", "half-quantized", "lost-write", "in-place-spelling", "residual-add"),
+    *("mixed-parameters", "dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
 )
 
 
@@ -631,6 +631,24 @@ def test_in_place_ops_that_the_quantizer_knows_are_fine() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True), nn.Conv2d(3, 3, 1)).eval()
     assert outcome("in-place-spelling", model, image(), quantizer="x86")[0] == "clear"
     assert outcome("in-place-spelling", linear().eval(), vector(), quantizer="x86")[0] == "not applied"
+
+
+@pytest.mark.parametrize("through", ["the input", "a view of a view"])
+def test_a_write_to_an_input_that_is_rounded_before_is_lost(through: str) -> None:
+    def forward(self: Any, x: Tensor, state: Tensor) -> Tensor:
+        y = self.fc(x + state)
+        (state if through == "the input" else state[1:].flatten()).add_(1)
+        return y
+
+    args = vector(), torch.zeros_like(vector())
+    captured = pt2qa.capture(Runs(forward, fc=linear()).eval(), args)
+    for quantizer in ("xnnpack", "x86"):
+        pair = pt2qa.quantize(captured, quantizer, [args])
+        state = torch.zeros_like(vector())
+        pair.quantized(vector(), state)
+        lost = [row.why for row in pt2qa.check(pair, rules=["lost-write"])]
+        assert lost == (["writes to a rounded copy of inputs_1, which keeps its values"] if not state.any() else [])
+        assert bool(lost) is (quantizer == "xnnpack")
 
 
 def test_an_encoder_layer_with_frozen_weights_is_one_op_in_strict_mode() -> None:

@@ -22,7 +22,7 @@ GRAPH = (
 PRODUCTS = ("no-coverage", "float-op", "half-quantized", "coverage")
 ANNOTATIONS = (
     *("unfused-pair", "broken-share", "backend-spec", "integer-observed", "in-place-spelling", "residual-add"),
-    *("mixed-parameters", "dynamic-conv", "float-island", "fixed-range"),
+    *("mixed-parameters", "dynamic-conv", "float-island", "fixed-range", "lost-write"),
 )
 EXPORTED = ("plain-program", "decomposed-first", "integer-scalar", "added-zero")
 CHANGED = ("partial-write", "dead-code")
@@ -59,6 +59,7 @@ ANNOTATED = {
     "broken-share": "to annotations without shared scales",
     "unmatched-filter": "to quantizers without filters by name or type",
     "fixed-range": "to models without softmax, sigmoid or tanh",
+    "lost-write": "to graphs that write to no input",
 }
 """Of the annotations of the x86 quantizer."""
 

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.zoo
 RULES = (
     *("unfused-pair", "quantizer-fails", "foreign-quantizer", "no-coverage", "broken-share", "unmatched-filter"),
     "backend-spec",
-    *("integer-observed", "float-op", "half-quantized", "in-place-spelling", "residual-add", "mixed-parameters"),
-    *("dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
+    *("integer-observed", "float-op", "half-quantized", "lost-write", "in-place-spelling", "residual-add"),
+    *("mixed-parameters", "dynamic-conv", "strict-differs", "coverage", "float-island", "fixed-range"),
 )
 
 FOUND: dict[tuple[str, str], dict[str, int]] = {

@@ -16,8 +16,8 @@ _ORDER = (
     "fixed_batch no_float_output shared_module shared_weight opaque_attention written_buffer "
     # what the quantizer annotates
     "quantizer_fails foreign_quantizer no_coverage broken_share backend_spec unmatched_filter integer_observed "
-    "float_op half_quantized in_place_spelling residual_add mixed_parameters dynamic_conv strict_differs coverage "
-    "float_island fixed_range "
+    "float_op half_quantized lost_write in_place_spelling residual_add mixed_parameters dynamic_conv strict_differs "
+    "coverage float_island fixed_range "
     # the numbers
     "never_calibrated nonfinite_observed degenerate_scale dead_channel channel_range saturation range_outliers "
     "unused_range requantize_mismatch bias_overflow"

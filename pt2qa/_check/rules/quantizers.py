@@ -15,6 +15,7 @@ from pt2qa._graph.handles import copy_to_edit
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._printable import question
+from pt2qa._simulator.lifetimes import written_value
 from pt2qa._simulator.op_rules import functional_spelling, mutates_first_argument
 from pt2qa.errors import PluginError, Pt2qaError, QuantizeError
 from pt2qa.overrides import Annotations
@@ -186,6 +187,30 @@ def in_place_spelling(context: CheckContext) -> Iterator[Found]:
         parts += [f"rounds {', '.join(sorted(here - there))}"] if here - there else []
         if parts:
             yield Found(name, f"written {node.target}, the quantizer {' and '.join(parts)}, unlike out of place")
+
+
+@rule(
+    severity="error",
+    title="writes to an input that quantization loses",
+    why="Where the quantizer rounds an input that an op writes to, the converted model writes to the rounded copy. The "
+    "input, such as a state or a cache, keeps its values, and nothing fails.",
+    fix="return the new value of the input instead of writing to it",
+    needs=("annotations", "graph"),
+)
+def lost_write(context: CheckContext) -> Iterator[Found]:
+    names = {node: name for name, node in context.nodes.items()}
+    written = {node: written_value(node) for node in names if mutates_first_argument(node.target)}
+    inputs = {node: base for node, base in written.items() if base.op == "placeholder"}
+    edges = {(edge.source, edge.reader) for edge in context.annotations.edges}
+    for writer, base in require(inputs, "to graphs that write to no input").items():
+        node, rounded = writer, False
+        while node is not base:
+            source = node.args[0]
+            assert isinstance(source, Node)
+            rounded |= bool({(names[source], names[node]), (names[source], "")} & edges)
+            node = source
+        if rounded:
+            yield Found(names[writer], f"writes to a rounded copy of {names[base]}, which keeps its values")
 
 
 def _out_of_place(node: Node) -> OpOverload | None:
