@@ -71,6 +71,19 @@ def test_a_flow_asks_for_what_the_kernels_compute(run: Any) -> None:
     assert "as_deployed: got str, expected True or False" in result.stderr
 
 
+def test_what_follows_a_repair_depends_on_whether_it_helps(run: Any) -> None:
+    loud = "    model[0].weight.data[0] *= 100; model[2].weight.data[:, 0] /= 100\n"
+    Path("loud.py").write_text(FLOW.replace("    batches =", f"{loud}    batches ="), encoding="utf-8")
+    following = {}
+    for flow in ("loud.py:flow", "flow.py:flow"):
+        result = run("repair", flow, "-q", "xnnpack", "--method", "equalization")
+        following[flow] = result.exit_code, result.stderr[result.stderr.index("Next:") :].splitlines()
+    assert following == {
+        "loud.py:flow": (0, ["Next:", "pt2qa repair loud.py:flow -q xnnpack --plan plan.json"]),
+        "flow.py:flow": (1, ["Next:", "pt2qa analyze flow.py:flow -q xnnpack -o reports"]),
+    }
+
+
 def test_every_metric_of_sensitivity_is_offered() -> None:
     (option,) = [each for each in main.commands["sensitivity"].params if each.name == "metric"]
     assert tuple(option.type.choices) == METRICS

@@ -88,7 +88,7 @@ class Command(click.Command):
         try:
             done = super().invoke(ctx)
         except click.exceptions.Exit as leaving:
-            if leaving.exit_code == 1:  # findings
+            if leaving.exit_code == 1 and not outcome.found()["next"]:  # findings
                 say_next(outcome.following(str(self.name), ctx.params))
             raise
         say_next(outcome.following(str(self.name), ctx.params))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import pt2qa
 from pt2qa._printable import near_names
 from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import load_flow, measured_on, own_part
-from pt2qa.cli.group import InputFile, main, plan_in, say, write
+from pt2qa.cli.group import InputFile, main, plan_in, say, say_next, write
 from pt2qa.errors import FlowError, PluginError, ReportError
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def repair(
     write(code, report.save_code)
     printing.deliver(report)
     if not report.met:
+        say_next(shlex.join(["pt2qa", "analyze", flow, "-q", spec, "-o", "reports"]))
         raise click.exceptions.Exit(1)
 
 
