@@ -264,17 +264,17 @@ class Search:
 
     @property
     def clamped(self) -> tuple[str, float] | None:
-        """Where values are clamped most, and the share of the noise from that; None if it costs less than a bit.
+        """Where values are clamped most, and the share of the noise from that; None unless that is most, and counts.
 
         Ranges fitted to a part of these samples need not cover the others, so no bound shows it.
         """
         parts = {} if (noises := self.case.known_noises) is None else noises.noise
         clamped = {site: noise for (site, part), noise in parts.items() if part == "activation clamping"}
         beyond, every = sum(clamped.values()), sum(parts[each] for each in parts if each[1] in get_args(Mechanism))
-        if not 0 < beyond < every:  # or NaN
+        if not every < 2 * beyond < 2 * every:  # or NaN
             return None
         gain = decibels(every, every - beyond)
-        if gain < BIT or not self.worth.pays(self.quality.worst[1], gain, 0.0, is_fault=False):
+        if not self.worth.pays(self.quality.worst[1], gain, 0.0, is_fault=False):
             return None
         return self.case.pair.sites[max(clamped, key=lambda site: clamped[site])].name, beyond / every
 

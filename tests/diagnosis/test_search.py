@@ -714,6 +714,27 @@ def test_a_metric_is_out_of_reach_by_what_its_outputs_gain(search: Search) -> No
     assert made.out_of_reach == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize(
+    ("now", "share", "is_named"),
+    [
+        (10.0, 0.51, True),
+        (10.0, 0.5, False),  # as much rounding
+        (50.0, 0.9, False),  # of hardly any error
+        (10.0, math.nan, False),
+    ],
+)
+def test_clamping_is_named_where_it_makes_most_of_an_error_worth_a_row(
+    search: Search, now: float, share: float, is_named: bool
+) -> None:
+    made = additive(search, {"a": 1.0})
+    made.quality = Outcome(now, (("y", now),))
+    parts = {(0, "activation clamping"): 0.2 * share, (2, "activation clamping"): 0.8 * share}
+    rest = {(0, "activation rounding"): 1 - share, (0, "fitted"): 9.0}
+    made.case.known_noises = facts.noises(parts | rest)
+    name = search.case.pair.sites[2].name
+    assert made.clamped == ((name, pytest.approx(share)) if is_named else None)
+
+
 ORDER = {
     stages: ("changed", "constants", "nonfinite"),
     configuration: ("unfused", "rounded_before", "dynamic_by_row", "observers"),
