@@ -263,8 +263,8 @@ class Search:
         return max((sqnr + each for each in much), default=None)
 
     @property
-    def clamped(self) -> tuple[str, float] | None:
-        """Where values are clamped most, and the share of the noise from that; None unless that is most, and counts.
+    def clamped(self) -> tuple[str, float, bool] | None:
+        """Where values are clamped most, what share of the noise that makes, and whether it counts; None unless most.
 
         Ranges fitted to a part of these samples need not cover the others, so no bound shows it.
         """
@@ -273,10 +273,8 @@ class Search:
         beyond, every = sum(clamped.values()), sum(parts[each] for each in parts if each[1] in get_args(Mechanism))
         if not every < 2 * beyond < 2 * every:  # or NaN
             return None
-        gain = decibels(every, every - beyond)
-        if not self.worth.pays(self.quality.worst[1], gain, 0.0, is_fault=False):
-            return None
-        return self.case.pair.sites[max(clamped, key=lambda site: clamped[site])].name, beyond / every
+        counts = self.worth.pays(self.quality.worst[1], decibels(every, every - beyond), 0.0, is_fault=False)
+        return self.case.pair.sites[max(clamped, key=lambda site: clamped[site])].name, beyond / every, counts
 
     def _ranges(self) -> Iterator[Hypothesis]:
         """Hypotheses about ranges and weights: from audits in any case, others if the bounds leave room for them."""

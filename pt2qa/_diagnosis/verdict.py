@@ -61,10 +61,11 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     if (bound := search.out_of_reach) is not None:
         return f"No certain remedy: {now}; ranges that fit the data would give {decibel(bound)} dB{_likeliest(search)}."
     if (clamped := search.clamped) is not None:
-        return (
-            f"No certain remedy: {now}. Values beyond the calibrated range, most at {clamped[0]}, make "
-            f"{share(clamped[1])} % of the noise: calibrate on more samples{_likeliest(search)}.{rest}"
-        )
+        name, of_noise, counts = clamped
+        beyond = f"Values beyond the calibrated range, most at {name}, make {share(of_noise)} % of the noise"
+        if counts:
+            return f"No certain remedy: {now}. {beyond}: calibrate on more samples{_likeliest(search)}.{rest}"
+        rest = f" {beyond}: other data may lose more.{rest}"
     poor, noises = case.now.worst[1] < LOW_SQNR, case.noises
     holder = next((s for s in case.pair.sites if 2 * case.noise(s.index) * noises.signal > noises.measured), None)
     if poor and holder is not None:

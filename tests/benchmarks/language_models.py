@@ -72,6 +72,10 @@ def _steps(model: torch.nn.Module, data: list[torch.Tensor], found: dict[str, fl
     found["after quantize: beyond the model, × the weights"] = (_held() - before) / weights
     step("compare_layers", lambda: pt2qa.compare_layers(pair, data, progress=False))
     step("sensitivity", lambda: pt2qa.sensitivity(pair, data, method="projection", projections=4, progress=False))
+    target = pt2qa.compare_layers(pair, data, isolated=False, progress=False).sqnr + 6
+    step("diagnose 6 dB", lambda: pt2qa.diagnose(pair, data, target=target, verify_code=False, progress=False))
+    step("repair", lambda: pt2qa.repair(pair, data, verify_code=False, progress=False))
+    step("reconfigure 6 dB", lambda: pt2qa.reconfigure(pair, data, target=target, verify_code=False, progress=False))
 
 
 def _held() -> int:

@@ -715,16 +715,16 @@ def test_a_metric_is_out_of_reach_by_what_its_outputs_gain(search: Search) -> No
 
 
 @pytest.mark.parametrize(
-    ("now", "share", "is_named"),
+    ("now", "share", "counts"),
     [
         (10.0, 0.51, True),
-        (10.0, 0.5, False),  # as much rounding
+        (10.0, 0.5, None),  # as much rounding
         (50.0, 0.9, False),  # of hardly any error
-        (10.0, math.nan, False),
+        (10.0, math.nan, None),
     ],
 )
-def test_clamping_is_named_where_it_makes_most_of_an_error_worth_a_row(
-    search: Search, now: float, share: float, is_named: bool
+def test_clamping_is_named_where_it_makes_most_of_the_error(
+    search: Search, now: float, share: float, counts: bool | None
 ) -> None:
     made = additive(search, {"a": 1.0})
     made.quality = Outcome(now, (("y", now),))
@@ -732,7 +732,7 @@ def test_clamping_is_named_where_it_makes_most_of_an_error_worth_a_row(
     rest = {(0, "activation rounding"): 1 - share, (0, "fitted"): 9.0}
     made.case.known_noises = facts.noises(parts | rest)
     name = search.case.pair.sites[2].name
-    assert made.clamped == ((name, pytest.approx(share)) if is_named else None)
+    assert made.clamped == (None if counts is None else (name, pytest.approx(share), counts))
 
 
 ORDER = {

@@ -160,9 +160,12 @@ def test_without_a_cause_it_says_why() -> None:
     repaired = {"from_repair": gain, "repair_helps": True, "out_of_reach": 30.0}
     assert of(high, **repaired) == f"No cause found: 20.0 dB{over}.{free}"
     assert of(high, out_of_reach=30.0) == ("No certain remedy: 20.0 dB; ranges that fit the data would give 30.0 dB.")
-    assert of(high, clamped=("conv", 0.9)) == (
-        "No certain remedy: 20.0 dB. Values beyond the calibrated range, most at conv, make 90.00 % of the noise: "
-        f"calibrate on more samples.{none}"
+    beyond = "Values beyond the calibrated range, most at conv, make 90.00 % of the noise:"
+    certain = f"No certain remedy: 20.0 dB. {beyond} calibrate on more samples.{none}"
+    assert of(high, clamped=("conv", 0.9, True)) == certain
+    assert (
+        of(high, clamped=("conv", 0.9, False))
+        == f"Nothing to do: 20.0 dB{over}. {beyond} other data may lose more.{none}"
     )
     tried = [TriedRow("bias", "", "", 1.0, "too little"), TriedRow("range", "", "", 3.0, "chance")]
     tried += [TriedRow("observer", "", "", 2.0, "no"), TriedRow("saturation", "", "", math.nan, "no")]
