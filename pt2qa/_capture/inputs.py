@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from pt2qa._graph.handles import user_inputs
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import is_traceable_wrapper_subclass, pytree, size_expression
 from pt2qa.errors import BatchError, CaptureError
@@ -159,7 +159,7 @@ def check_inputs(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[s
 
     A dynamic dimension accepts every size in its range; dimensions that were captured as one must be equal.
     """
-    checked_inputs(program.call_spec.in_spec, _inputs(program), args, kwargs or {}, program.range_constraints)
+    checked_inputs(program.call_spec.in_spec, user_inputs(program), args, kwargs or {}, program.range_constraints)
 
 
 def checked_inputs(
@@ -197,12 +197,6 @@ def checked_inputs(
     for expression, size, what in sorted(later, key=lambda entry: not entry[0].is_Symbol):
         _check_size(ranges, expression, size, what, known)
     return [value for _, value in leaves]
-
-
-def _inputs(program: ExportedProgram) -> list[Node]:
-    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [placeholders[name] for name in names]
 
 
 def _in_captured_order(spec: pytree.TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

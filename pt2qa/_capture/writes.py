@@ -124,10 +124,7 @@ class _Unsupported(Exception):
 
 
 class _Writer:
-    """Creates the functional form of an in-place op that writes to ``argument``, at the graph's insertion point.
-
-    ``made`` has every node that was created.
-    """
+    """Creates the functional form of an in-place op, at the graph's insertion point; ``made`` has every new node."""
 
     def __init__(self, node: Node, argument: Node) -> None:
         self.made: list[Node] = []

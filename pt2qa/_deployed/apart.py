@@ -132,11 +132,7 @@ class _Process:
             self._process.stdin.flush()
 
     def ask(self, *request: Any, progress: Callable[[str], None] | None = None) -> Any:
-        """What a request returns.
-
-        Raises:
-            DeploymentError: it raised one, or the process ended.
-        """
+        """What a request returns; a DeploymentError if it raised one, or if the process ended."""
         assert self._process.stdout is not None
         try:
             with self.turn:

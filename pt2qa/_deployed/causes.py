@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pt2qa._decibels import agreement
 from pt2qa._deployed.report import FLOAT_MATCH_DB, LSB
-from pt2qa._graph.handles import OpName, attribute_of, name_of, op_of
+from pt2qa._graph.handles import OpName, attribute_of, computed_from, name_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES
 from pt2qa._report.prose import counted, decibel
@@ -50,12 +50,7 @@ class Region:
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """In graph order, with the last one."""
-        needed, ahead = {self.last}, list(self.last.all_input_nodes)
-        while ahead:
-            node = ahead.pop()
-            if node not in needed and node not in self.given:
-                needed.add(node)
-                ahead += node.all_input_nodes
+        needed = computed_from([self.last], self.given)
         return tuple(node for node in self.root.graph.nodes if node in needed)
 
     def run(self, instead: Instead | None = None) -> Any:
@@ -130,7 +125,6 @@ def _with_bias(node: Node, change: Callable[[Tensor], Tensor | None]) -> Instead
 
 
 def _biased(region: Region) -> Iterator[tuple[Node, Node]]:
-    """The products with a bias, with it."""
     for node in region.called(*WEIGHTED):
         if len(node.args) > 2 and isinstance(node.args[2], Node):
             yield node, node.args[2]

@@ -124,8 +124,6 @@ class _Sums(Mergeable):
 
 @dataclass(frozen=True, slots=True)
 class _Measured(Outputs):
-    """The result of all runs on a batch."""
-
     sums: dict[int, _Sums] = field(default_factory=dict)
     outputs: Sequence[Tensor] | None = None
     """Those of the isolated run; None if nothing was observed."""

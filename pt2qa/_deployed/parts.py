@@ -15,11 +15,12 @@ from pt2qa._capture.inputs import detached
 from pt2qa._deployed.causes import apart
 from pt2qa._deployed.deployment import inputs_for, lowerable
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import copy_nodes, handle_of, name_of
+from pt2qa._graph.handles import computed_from, copy_nodes, handle_of, name_of
 from pt2qa._layers.analysis import compare_layers
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import counted, decibel, few
 from pt2qa._simulator import quant_ops
+from pt2qa._simulator.accumulate import is_finite
 from pt2qa._simulator.batches import Batch, leaves_of
 from pt2qa._simulator.simulator import graph_values
 from pt2qa.errors import DeploymentError, SelectionError
@@ -95,7 +96,7 @@ class Parts:
         if self.fault == "kernel":
             yield from map(self._region, self.suspects)
         elif self.fault == "nonfinite":
-            yield from ([node] for node in self.order if not _is_finite(self.values[node]))
+            yield from ([node] for node in self.order if not is_finite(self.values[node]))
 
     def _without_needless(self, chosen: list[Node]) -> list[Node]:
         """Leaves ops out, many at a time and then one by one, as long as the rest shows the fault."""
@@ -115,10 +116,7 @@ class Parts:
         last = ends[-1] if ends else [node for node in self.order if handle_of(node) == handle][-1]
         given = {nodes[each.node] for each in rows} - {last}
         given = {node.all_input_nodes[0] if quant_ops.is_quantize(node) else node for node in given} - {last}
-        needed, ahead = {last, *(node for node in last.users if quant_ops.is_dequantize(node))}, [last]
-        while ahead:
-            ahead = [node for each in ahead for node in each.all_input_nodes if node not in needed | given]
-            needed.update(ahead)
+        needed = computed_from([last], given) | {node for node in last.users if quant_ops.is_dequantize(node)}
         return [node for node in self.order if node in needed]
 
     def cut(self, chosen: Collection[Node]) -> tuple[GraphModule, tuple[Any, ...], list[Node]]:
@@ -206,14 +204,10 @@ def _most(count: int, holds: Callable[[int], bool]) -> int:
 
 def _nonfinite(part: GraphModule, inputs: Sequence[Any]) -> str:
     """Which outputs are not finite; nothing if an input is not."""
-    if not all(_is_finite(value) for value in inputs):
+    if not all(is_finite(value) for value in inputs):
         return ""
-    bad = sum(not _is_finite(value) for value in leaves_of(part(*inputs_for(inputs))))
+    bad = sum(not is_finite(value) for value in leaves_of(part(*inputs_for(inputs))))
     return f"Of finite inputs, {counted(bad, 'output')} has NaN or infinite values." if bad else ""
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, Tensor) or bool(value.isfinite().all())
 
 
 def crashing_ops(pair: QuantizedPair, batch: Batch, backend: Backend) -> str:

@@ -102,10 +102,7 @@ def mechanisms_in(pair: QuantizedPair) -> Callable[[Site], Mapping[str, Variant]
 
 def budget_of(pair: QuantizedPair, noises: SiteNoises) -> ErrorBudget:
     """The budget of noises with the variants of :func:`mechanisms_in`, and perhaps others."""
-    return ErrorBudget(
-        **split(_rows(pair, noises), noises),
-        **identity_of(pair),
-    )
+    return ErrorBudget(**split(_rows(pair, noises), noises), **identity_of(pair))
 
 
 def _rows(pair: QuantizedPair, noises: SiteNoises) -> Iterator[BudgetRow]:
@@ -238,10 +235,7 @@ class _Series:
     inputs: Mapping[int, _Origin | None]
 
     def origin(self, slot: int) -> _Origin | None:
-        """The site that a value comes from.
-
-        Values that are put together come from one if their sites round alike.
-        """
+        """The site that a value comes from; values that are put together come from one if their sites round alike."""
         producer = self.program.producers.get(slot)
         if producer is None:
             return self.inputs.get(slot)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ from pt2qa._sensitivity.roundings import INTEGERS, Variant, fitted, fitted_by_ch
 from pt2qa._simulator.accumulate import first_fault
 from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Counted, Data, Positions
-from pt2qa._simulator.program import Constant, QuantParams, Site, Step
+from pt2qa._simulator.program import Constant, QuantParams, Site
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
@@ -115,9 +114,7 @@ class Case:
                 yield values, self.counted(data, batch, values)
 
     def counted(self, data: Data, batch: Batch, values: list[Any]) -> Counted:
-        """Which positions of a batch of some data count."""
-        own = self._positions if data.mask is not None else data.positions(self.pair.quantized, self.pair.program)
-        return own.of(batch, values)
+        return Counted(None, {}, self.pair.program) if data.mask is None else self._positions.of(batch, values)
 
     @functools.cached_property
     def _positions(self) -> Positions:
@@ -128,6 +125,11 @@ class Case:
         """The options of the quantizer with their defaults."""
         recipe = self.judge.recipe
         return {} if recipe is None else {option.name: option.default for option in options_of(recipe.plugin)}
+
+    @property
+    def calibration(self) -> Data | None:
+        """The pair's own; None if it is not known."""
+        return None if self.judge.recipe is None else self.judge.recipe.data
 
     @functools.cached_property
     def first(self) -> Batch:
@@ -189,10 +191,9 @@ class Case:
     @functools.cached_property
     def seen(self) -> dict[int, Observed]:
         """The ranges that calibration showed each activation site; empty if its data is the same, or not known."""
-        recipe = self.judge.recipe
-        if recipe is None or recipe.data is None or self.state.data is not None or not self.is_calibrated_on_others:
+        if self.calibration is None or self.state.data is not None or not self.is_calibrated_on_others:
             return {}
-        return observe(self.pair, self.flat(recipe.data))
+        return observe(self.pair, self.flat(self.calibration))
 
     @functools.cached_property
     def is_calibrated_on_others(self) -> bool:
@@ -213,8 +214,7 @@ class Case:
     @functools.cached_property
     def _calibrating(self) -> set[str]:
         """The digests of the pair's calibration data; none if they are not known."""
-        recipe = self.judge.recipe
-        return set() if recipe is None or recipe.data is None else self._digests(recipe.data)
+        return set() if self.calibration is None else self._digests(self.calibration)
 
     def _digests(self, data: Data) -> set[str]:
         """Of batches with samples; padding is left out."""
@@ -361,10 +361,7 @@ class Case:
     def needless(self) -> tuple[int, ...]:
         """Sites of products that only an activation reads, which drops a part of the range and is rounded too."""
         producers, steps = self.pair.program.producers, self.pair.program.steps
-        readers_of: dict[int, list[Step]] = defaultdict(list)
-        for step in steps:
-            for slot in dict.fromkeys(step.reads):
-                readers_of[slot].append(step)
+        readers_of = self.pair.program.readers()
         found = []
         for site in self.static_sites:
             made = producers.get(site.source)

@@ -218,7 +218,8 @@ class _Noises(Tally):
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(self.values)), self.values)
-        reference, quantized = self._selected(started.reference), self._finished(returned.quantized)
+        reference = self.counted.selected(started.reference, processed=False)
+        quantized = self._finished(returned.quantized)
         if self._counts(reference, quantized):
             weights = self._weights(reference)
             scales = None if weights is None else [weight**0.5 for weight in weights]
@@ -273,10 +274,7 @@ class _Noises(Tally):
         return detached(self._finished(Simulator(program).run(self.values, on={site})))
 
     def _finished(self, outputs: Any) -> Any:
-        return self._selected(finished(self.pair, outputs, None))
-
-    def _selected(self, result: Any) -> Any:
-        return self.counted.selected(result, processed=False)
+        return self.counted.selected(finished(self.pair, outputs, None), processed=False)
 
     def _counts(self, reference: Any, quantized: Any) -> bool:
         """Whether the outputs of both models give numbers; if not, the batch is set apart."""
@@ -298,14 +296,12 @@ class _Noises(Tally):
         if self.sampled_on < ENOUGH:
             self.sampled_on = self.health.samples
             if self.sampled_on >= ENOUGH:
-                self._drop(self.sampled)
-
-    def _drop(self, names: Collection[str]) -> None:
-        self.variants = {
-            site: {name: each for name, each in own.items() if name not in names} for site, own in self.variants.items()
-        }
-        if self.projection is not None:
-            self.projection.variants = self.variants
+                self.variants = {
+                    site: {name: each for name, each in own.items() if name not in self.sampled}
+                    for site, own in self.variants.items()
+                }
+                if self.projection is not None:
+                    self.projection.variants = self.variants
 
     def result(self) -> SiteNoises:
         counted = self.batches - len(self.health.set_apart)

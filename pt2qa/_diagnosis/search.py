@@ -558,13 +558,7 @@ COSTLY: Final = frozenset({"precision", "outlier-channel", "shared-scale"})
 
 _FLOAT: Final = "it is the float model: nothing that multiplies would be left in int8"
 
-NATURAL: Final = COSTLY | {
-    "bad-sample",
-    "narrow-calibration",
-    "wide-calibration",
-    "calibration-outlier",
-    "observer",
-}
+NATURAL: Final = COSTLY | {"bad-sample", "narrow-calibration", "wide-calibration", "calibration-outlier", "observer"}
 """Causes that are a matter of degree: a sound model has them, too, only smaller."""
 
 

@@ -11,7 +11,7 @@ import copy
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -191,6 +191,16 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
     return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
 
 
+def computed_from(ends: Collection[Node], given: Container[Node] = ()) -> set[Node]:
+    """The nodes of which some are computed, these included, as far back as to what is ``given``."""
+    found, ahead = set(ends), list(ends)
+    while ahead:
+        new = [node for node in ahead.pop().all_input_nodes if node not in found and node not in given]
+        found.update(new)
+        ahead += new
+    return found
+
+
 def attribute_of(graph_module: GraphModule, node: Node) -> Any:
     return operator.attrgetter(str(node.target))(graph_module)
 
@@ -356,7 +366,8 @@ def copy_to_edit(given: _Exported) -> _Exported:
 
     ``prepare`` and quantizers set new parameters where they need other values, as to fold a batch norm.
     """
-    return copy.deepcopy(given, {id(parameter): parameter for parameter in _parameters(given)})
+    held = given.parameters() if isinstance(given, GraphModule) else given.state_dict.values()
+    return copy.deepcopy(given, {id(each): each for each in held if isinstance(each, nn.Parameter)})
 
 
 def copy_nodes(graph_module: GraphModule) -> GraphModule:
@@ -398,8 +409,3 @@ def _constants(graph_module: GraphModule) -> dict[str, Tensor]:
 
 def _key(constant: Tensor) -> Any:
     return constant.dtype, constant.shape, constant.stride(), constant.device, str(constant.flatten()[:64].tolist())
-
-
-def _parameters(given: GraphModule | ExportedProgram) -> Iterable[Any]:
-    held = given.parameters() if isinstance(given, GraphModule) else given.state_dict.values()
-    return (each for each in held if isinstance(each, nn.Parameter))

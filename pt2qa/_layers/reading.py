@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +16,7 @@ class Reading:
         self.program = program
         self.regions = {region.index: region.steps for region in program.regions}
         self.quantized = {step.index for step, reads in reads_of(program) if _quantizes(step.op, reads)}
-        self.readers: dict[int, list[Step]] = defaultdict(list)
-        for step in program.steps:
-            for slot in step.reads:
-                self.readers[slot].append(step)
+        self.readers = program.readers()
         self.returned = frozenset(slots_in(program.outputs))
 
     def answers_for(self, op: Step) -> str:

@@ -144,10 +144,7 @@ class LayerReport(DataReport):
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """Each metric of each layer and output, the ends and means of both sides, and the charts of the page."""
         rows = self.rows + self.outputs
-        own = [
-            *scalars(rows, (*SCALARS, *custom_names(rows)), step),
-            *pictures(drawings(self, others), step),
-        ]
+        own = [*scalars(rows, (*SCALARS, *custom_names(rows)), step), *pictures(drawings(self, others), step)]
         return {"layers": own, **sides(rows, ("min", "max", "mean"), step)}
 
     def _headline(self) -> str:

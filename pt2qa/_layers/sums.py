@@ -92,12 +92,7 @@ class RowSums:
 
 
 def tables(sums: Sequence[RowSums], *, only_apart: bool) -> dict[str, Any]:
-    """The rows of each table of a report.
-
-    Args:
-        sums: of all rows.
-        only_apart: whether every batch is set apart; the rows are then those of these batches, rather than nothing.
-    """
+    """The rows of each table of a report; of the batches that are set apart, if these are all (``only_apart``)."""
     totals = [each.apart if only_apart else each.counted for each in sums]
 
     def input_sqnr(sources: Sequence[int] | None) -> float:

@@ -23,6 +23,7 @@ from pt2qa._graph.annotation import annotated_ops, specs_of
 from pt2qa._graph.handles import (
     OpName,
     attribute_of,
+    computed_from,
     copy_nodes,
     handle_of,
     input_handles,
@@ -620,10 +621,7 @@ def _nameless(node: Node, side: Literal["reference", "quantized"], reason: str) 
 def reason_of_absence(
     nodes: Sequence[Node], names: Mapping[int, OpName], there: Collection[int], other: str
 ) -> str | None:
-    """Why the nodes of a handle have no counterpart in the graph ``other``, which has the handles ``there``.
-
-    None if that is not known.
-    """
+    """Why the nodes of a handle are not in the graph ``other``, which has the handles ``there``; None if unknown."""
     if not nodes:
         # Inputs, top-level ops and ops in nested graphs have names; only the first two have nodes.
         return "inside a nested graph: it has no row"
@@ -635,20 +633,9 @@ def reason_of_absence(
         return f"an input that {other} does not have"
     if not node.users:
         return "nothing reads it"
-    if not _depends_on_input(node):
+    if all(source.op != "placeholder" for source in computed_from([node])):
         return "computed from constants alone, once"
     return None
-
-
-def _depends_on_input(node: Node) -> bool:
-    seen, open_nodes = {node}, [node]
-    while open_nodes:
-        sources = set(open_nodes.pop().all_input_nodes) - seen
-        if any(source.op == "placeholder" for source in sources):
-            return True
-        seen |= sources
-        open_nodes += sources
-    return False
 
 
 def _coverage(pair: QuantizedPair) -> tuple[OpCoverage, ...]:

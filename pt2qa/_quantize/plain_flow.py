@@ -300,10 +300,7 @@ def quantizer_text(recipe: Recipe, graph: GraphModule) -> str:
 def plain_text(
     capture: Capture, recipe: Recipe, graph: GraphModule, code: str, about: str, rules: Collection[str]
 ) -> FlowText:
-    """The flow without pt2qa for the captured graph, with the part of capture's rewriting that ``rules`` name.
-
-    ``code`` is what :func:`quantizer_text` returned.
-    """
+    """The flow without pt2qa: the quantizer's ``code``, and the part of capture's rewriting that ``rules`` name."""
     lines, parts = code.splitlines(), ast.parse(code).body
     imports = [part for part in parts if isinstance(part, ast.Import | ast.ImportFrom)]
     defined = [part for part in parts if isinstance(part, ast.FunctionDef | ast.ClassDef) or _is_constant(part)]

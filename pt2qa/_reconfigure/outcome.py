@@ -89,8 +89,8 @@ def curve(base: Baseline, found: SearchResult, search: Search) -> Iterator[Curve
         yield CurvePoint("none", 0, *free, math.nan, base.judge.outcome(Treatment()).value)
     last = edits[-1].ops[0] if edits else "none"
     taken: list[int] = []
-    for count in range(len(found.bundles) + 1):
-        taken += found.bundles[count - 1].members if count else ()
+    for count in range(len(search.bundles) + 1):
+        taken += search.bundles[count - 1].members if count else ()
         predicted = search.predicted(taken) if base.judge.metric is None else math.inf
         yield CurvePoint(
             name=search.candidates[taken[-1]].edit.ops[0] if taken else last,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from pt2qa._decibels import decibels, power
 from pt2qa._quantize.pairing import QuantizedPair
-from pt2qa._reconfigure.candidates import Bundle, Costs, EditCandidate, Noise, order_bundles, sites_off, total_noise
+from pt2qa._reconfigure.candidates import Costs, EditCandidate, Noise, order_bundles, sites_off, total_noise
 from pt2qa._repair.guard import Method, guarded
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Folds, Outcome
@@ -46,13 +46,12 @@ class SearchResult:
     """``chosen`` in search order, with the quality measured on the simulator.
 
     ``met`` is whether it meets the target within the budget, ``proof`` why a missed target cannot be met, empty if
-    there may be more to try; ``bundles`` are all in order, and ``measured`` is what was scored, for the curve.
+    there may be more to try; ``measured`` is what was scored, for the curve.
     """
 
     chosen: Selection
     quality: Outcome
     met: bool
-    bundles: tuple[Bundle, ...]
     measured: Mapping[frozenset[int], float]
     proof: str
 
@@ -283,7 +282,7 @@ class Search:
     def _found(self, chosen: Selection) -> SearchResult:
         quality = self.quality(chosen)
         met = self.fits(chosen) and (self.needed is None or quality.value >= self.needed)
-        return SearchResult(chosen, quality, met, tuple(self.bundles), dict(self.measured), self._proof())
+        return SearchResult(chosen, quality, met, dict(self.measured), self._proof())
 
     def _proof(self) -> str:
         if not self.candidates:
@@ -379,13 +378,10 @@ class Baseline:
         """The treatment with more edits, all of which are applied by quantizing again."""
         return self.state.then(Treatment(floats=tuple(edits)))
 
-    def free(self, edits: Sequence[Edit]) -> Treatment:
-        return self.state.then(Treatment(edits=tuple(edits)))
-
     def better(self, edits: Sequence[Edit]) -> Baseline:
         if not edits:
             return self
-        changed = replace(self, state=self.free(edits))
+        changed = replace(self, state=self.state.then(Treatment(edits=tuple(edits))))
         return changed if changed.outcome.rank > self.outcome.rank else self
 
 

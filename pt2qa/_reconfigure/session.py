@@ -13,7 +13,8 @@ from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._reconfigure.analysis import noises_of, recipe_of
 from pt2qa._reconfigure.candidates import applied, candidates_of, costs_of, total_noise
 from pt2qa._reconfigure.search import Baseline
-from pt2qa._repair.ranges import RangeGroup, ends_of, groups_in, with_ends
+from pt2qa._repair.ranges import RangeGroup, groups_in, with_ends
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.judge import Judge
 from pt2qa._trials.outcome import Outcome
@@ -70,7 +71,7 @@ class Session:
             can = {name: edit for name, edit in tried.items() if base.annotations.can_take(edit)}
             self.choices.append({"float": candidate.edit, **can, **ranges})
             named = {name: dict.fromkeys(pair.sites[site].name for site in each.sites) for name, each in ranges.items()}
-            told = {name: {"ends": ends_of(each.params), "names": list(named[name])} for name, each in ranges.items()}
+            told = {name: {"ends": limits(each.params), "names": list(named[name])} for name, each in ranges.items()}
             made = total_noise(noise, [site for site in home if home[site] == number], outputs)
             share = made[worst] / whole[worst] if made and whole[worst] else 0.0
             choices = {name: told.get(name, {}) for name in self.choices[-1]}

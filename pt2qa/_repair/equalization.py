@@ -35,8 +35,9 @@ from pt2qa._graph.internals.flow_runtime import scaled
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.groups import Group, add_up, fitting, groups_with
 from pt2qa._repair.guard import Look
-from pt2qa._repair.ranges import ends_of, moved
+from pt2qa._repair.ranges import moved
 from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_roundings
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.program import Constant, Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator
 from pt2qa._trials.outcome import Add, Folds, Sums, total
@@ -156,7 +157,7 @@ def _roundings(group: Group, pair: QuantizedPair, table: Tensor, minmax: bool) -
     for site, each in zip(group.sites, group.values, strict=True):
         own = own_rounding(pair.simulator, site)
         if group.group is not None:
-            own = rounding(moved(group.group, ends_of(group.group.params) if minmax else before, after))
+            own = rounding(moved(group.group, limits(group.group.params) if minmax else before, after))
         inverse = table[each.labels] ** -each.degree
         if bool((inverse != 1).any()):
             yield site.index, _in_units(own, functools.partial(_fitted, inverse))

@@ -36,6 +36,7 @@ from pt2qa._repair.guard import Look, squared, visit_gradients
 from pt2qa._sensitivity.gradients import float_tensors
 from pt2qa._sensitivity.ranges import observe
 from pt2qa._sensitivity.roundings import fitted, fitted_by_channel, rounding, with_roundings
+from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.data import Counted
 from pt2qa._simulator.program import Program, QuantParams, Site, Step
 from pt2qa._trials.outcome import Add, Folds, Item, Sums, total
@@ -229,7 +230,7 @@ def _between(group: RangeGroup, other: QuantParams, exponent: float) -> QuantPar
     own = group.params
     if group.symmetric:
         return replace(own, scale=_power(float(own.scale), float(other.scale), exponent))  # type: ignore[arg-type]
-    low, high = (_power(*each, exponent) for each in zip(ends_of(own), ends_of(other), strict=True))
+    low, high = (_power(*each, exponent) for each in zip(limits(own), limits(other), strict=True))
     return with_ends(group, low, high)
 
 
@@ -241,7 +242,7 @@ def moved(group: RangeGroup, before: tuple[float, float], after: tuple[float, fl
         return replace(own, scale=float(own.scale) * growth)  # type: ignore[arg-type]
     low, high = (
         own_end * end / whole if whole else own_end
-        for own_end, whole, end in zip(ends_of(own), before, after, strict=True)
+        for own_end, whole, end in zip(limits(own), before, after, strict=True)
     )
     return with_ends(group, low, high)
 
@@ -253,11 +254,6 @@ def with_ends(group: RangeGroup, low: float, high: float) -> QuantParams:
         return replace(own, scale=2 * max(-low, high) / (own.quant_max - own.quant_min))
     found = fitted(low, high, own.quant_min, own.quant_max)
     return replace(own, scale=found.scale, zero_point=found.zero_point)
-
-
-def ends_of(params: QuantParams) -> tuple[float, float]:
-    scale, zero_point = float(params.scale), int(params.zero_point)  # type: ignore[arg-type]
-    return (params.quant_min - zero_point) * scale, (params.quant_max - zero_point) * scale
 
 
 def _power(own: float, other: float, exponent: float) -> float:

@@ -47,11 +47,7 @@ class Survey:
 
 
 def survey(simulator: Simulator, values: Sequence[Any]) -> Survey:
-    """Runs the reference once.
-
-    Source:
-        the formulas are in the registry of ``torch.utils.flop_counter``.
-    """
+    """Runs the reference once, with the formulas of ``torch.utils.flop_counter``."""
     counting = _Counting(simulator.program)
     elements: dict[int, int] = {}
 

@@ -7,7 +7,6 @@ to the second op that does arithmetic, and projected behind the last nonlinear o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,11 +69,7 @@ class Path:
 
 def plan_paths(program: Program) -> tuple[Path, ...]:
     """A path for each site and each op that reads a quantized constant; duplicates have none."""
-    readers: dict[int, list[Step]] = defaultdict(list)
-    for step in program.steps:
-        for slot in step.reads:
-            readers[slot].append(step)
-    alone = {slot: own[0] for slot, own in readers.items() if len(own) == 1}
+    alone = {slot: own[0] for slot, own in program.readers().items() if len(own) == 1}
     for slot in slots_in(program.outputs):
         alone.pop(slot, None)
     for step in program.steps:

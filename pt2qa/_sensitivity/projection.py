@@ -115,13 +115,11 @@ class ProjectedBatch:
                 self._leaves[slot] = float_tensors(own[slot])
                 # Copies, so that post_process may write to them.
                 own[slot] = pytree.tree_map_only(Tensor, Tensor.clone, own[slot])
-            result = self.zeroed(self._finished(bind(pair.program.outputs, own)))
+            outputs = self._finished(bind(pair.program.outputs, own))
+            # What does not count has no error.
+            result = self.counted.zeroed_result(outputs, processed=self.projection.post_process is not None)
         self._counted = float_leaves(result)
         self.reference = pytree.tree_map_only(Tensor, Tensor.detach, result)
-
-    def zeroed(self, result: Any) -> Any:
-        """The outputs with zeros where they do not count, which then have no error."""
-        return self.counted.zeroed_result(result, processed=self.projection.post_process is not None)
 
     def _finished(self, outputs: Any) -> Any:
         try:

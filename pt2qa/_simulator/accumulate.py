@@ -74,11 +74,7 @@ def accumulate(into: Accumulator, data: Data, *, title: str, purpose: str) -> li
 
 
 def peeked(data: Data, purpose: str) -> tuple[Batch, Data]:
-    """The first batch, and all batches with it.
-
-    Raises:
-        BatchError: there is none.
-    """
+    """The first batch, and all batches with it; a BatchError if there is none."""
     items = iter(data)
     for first in items:
         return first, replace(data, batches=itertools.chain([first], items), inputs_of=None)
@@ -103,7 +99,40 @@ def first_fault(simulator: Simulator, values: Sequence[Any], number: int, sample
 
     Infinities that both models have at the same positions do not count, because masks consist of them.
     """
-    return _Search(simulator, values, number, samples).run()
+    program, found = simulator.program, list[SetApart]()
+    inputs = dict(zip(program.inputs, program.input_names, strict=True))
+    origins: dict[int, str] = {}
+    """For each slot whose value is not finite, the op or input where that began."""
+
+    def look(slot: int, name: str, reference: Any, quantized: Any, origin: str = "") -> None:
+        for ref, quant in zip(flat_outputs(reference), flat_outputs(quantized), strict=True):
+            if is_finite(ref) and is_finite(quant):
+                continue
+            origins.setdefault(slot, origin or name)
+            culprit = unlike(ref, quant)
+            if culprit is not None:
+                what, side, wrong = culprit
+                whose = "batch" if slot in inputs else side
+                sample, origin = sample_of(wrong, count_samples(list(values))), "" if origin == name else origin
+                found.append(SetApart(number, samples, sample, whose, what, name, origin))
+                return
+
+    def visit(event: Event) -> None:
+        step = event.step
+        if found or (step.site is None and op_rules.is_uninitialised(step.function)):
+            return
+        # At a site, the event compares the value before rounding with the rounded one; the value is its source's.
+        slot = step.reads[0] if step.site is not None else step.out
+        read = [origins[each] for each in step.reads if each in origins] if step.site is None else []
+        look(slot, program.name_of(slot), event.reference, event.quantized, next(iter(read), ""))
+        if slot in origins:
+            origins[step.out] = origins[slot]
+
+    for (slot, name), value in zip(inputs.items(), values, strict=True):
+        look(slot, name, value, value)
+    if not found:
+        Lockstep(simulator).run(values, visit)
+    return found[-1] if found else None
 
 
 def limits(params: QuantParams) -> tuple[float, float]:
@@ -139,48 +168,6 @@ Side = Literal["both", "reference", "quantized"]
 What = Literal["NaN", "infinite"]
 
 
-class _Search:
-    def __init__(self, simulator: Simulator, values: Sequence[Any], number: int, samples: int) -> None:
-        self.simulator, self.program, self.values = simulator, simulator.program, values
-        self.number, self.samples = number, samples
-        self.inputs = dict(zip(self.program.inputs, self.program.input_names, strict=True))
-        self.origins: dict[int, str] = {}
-        """For each slot whose value is not finite, the op or input where that began."""
-        self.found: SetApart | None = None
-
-    def run(self) -> SetApart | None:
-        for (slot, name), value in zip(self.inputs.items(), self.values, strict=True):
-            self._look(slot, name, value, value)
-        if self.found is None:
-            Lockstep(self.simulator).run(self.values, self._visit)
-        return self.found
-
-    def _visit(self, event: Event) -> None:
-        step = event.step
-        if self.found is not None or (step.site is None and op_rules.is_uninitialised(step.function)):
-            return
-        # At a site, the event compares the value before rounding with the rounded one; the value is its source's.
-        slot = step.reads[0] if step.site is not None else step.out
-        read = [self.origins[each] for each in step.reads if each in self.origins] if step.site is None else []
-        self._look(slot, self.program.name_of(slot), event.reference, event.quantized, next(iter(read), ""))
-        if slot in self.origins:
-            self.origins[step.out] = self.origins[slot]
-
-    def _look(self, slot: int, name: str, reference: Any, quantized: Any, origin: str = "") -> None:
-        pairs = zip(flat_outputs(reference), flat_outputs(quantized), strict=True)
-        for ref, quant in pairs:
-            if _is_finite(ref) and _is_finite(quant):
-                continue
-            self.origins.setdefault(slot, origin or name)
-            culprit = unlike(ref, quant)
-            if culprit is not None:
-                what, side, wrong = culprit
-                whose = "batch" if slot in self.inputs else side
-                sample, origin = sample_of(wrong, count_samples(list(self.values))), "" if origin == name else origin
-                self.found = SetApart(self.number, self.samples, sample, whose, what, name, origin)
-                return
-
-
 def sample_of(wrong: Tensor, samples: int) -> int:
     """The first sample with a wrong value; -1 if the value has no samples."""
     if not wrong.dim() or wrong.shape[0] != samples:
@@ -193,7 +180,7 @@ def _may_break(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.itemsize > 1
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     return not _may_break(value) or bool(value.isfinite().all())
 
 
@@ -209,7 +196,7 @@ def is_empty(samples: int, outputs: Any) -> bool:
 
 def unlike(ref: Any, quant: Any) -> tuple[What, Side, Tensor] | None:
     """What is wrong with a value, in which model, and at which elements; nothing is with infinities that both share."""
-    if not (_may_break(ref) and _may_break(quant)) or (_is_finite(ref) and _is_finite(quant)):
+    if not (_may_break(ref) and _may_break(quant)) or (is_finite(ref) and is_finite(quant)):
         return None
     nans = [value.isnan() for value in (ref, quant)]
     what: What = "NaN" if any(bool(each.any()) for each in nans) else "infinite"

@@ -115,10 +115,7 @@ def buffers_kept(graph_module: torch.nn.Module, names: Iterable[str]) -> Iterato
 
 
 def output_names(graph_module: GraphModule, count: int) -> list[str]:
-    """``output``, ``output[1]``, ``output.logits``: where each of ``count`` leaves sits in what the model returns.
-
-    A graph of ``torch.export`` knows how the model nests its outputs.
-    """
+    """``output``, ``output[1]``, ``output.logits``: where each of ``count`` leaves sits in what the model returns."""
     spec = _out_spec(graph_module, count)
     if spec is not None:
         return leaf_names(pytree.tree_unflatten(list(range(count)), spec))

@@ -44,7 +44,8 @@ class Contents:
         for path, module in modules:
             for name, tensor in _tensors(module):
                 if id(tensor) not in known:
-                    known[id(tensor)] = (len(known), *_looks(tensor), checksum(tensor))
+                    looks = isinstance(tensor, nn.Parameter), tensor.dtype, tuple(tensor.shape), tensor.stride()
+                    known[id(tensor)] = (len(known), *looks, tensor.device, checksum(tensor))
                 constants.append((path, name, *known[id(tensor)]))
         return cls(tuple(nodes), tuple(constants))
 
@@ -66,10 +67,6 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters(recurse=False, remove_duplicate=False)
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
     yield from ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))
-
-
-def _looks(tensor: Tensor) -> tuple[Any, ...]:
-    return isinstance(tensor, nn.Parameter), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
 
 
 def checksum(tensor: Tensor) -> int:

@@ -256,35 +256,32 @@ def without_axes(names: Sequence[str], count: int, what: str = "values") -> list
     ]
 
 
-class Positions:
-    """A mask, if there is one, and where the values of a program have its axes, by slot.
-
-    Raises:
-        SelectionError: there is no input of that name.
-    """
+class Positions(Axes):
+    """The same for the values of a program, which are known by their slots."""
 
     def __init__(self, graph_module: GraphModule, program: Program, mask: Mask | None) -> None:
-        self.program, self._axes = program, Axes(graph_module, mask)
-        self.settings = self._axes.settings
-        self.layouts: dict[int, Layout] | None = None
+        super().__init__(graph_module, mask)
+        self.program = program
+
+    @functools.cached_property
+    def _nodes(self) -> dict[int, str]:
+        inputs = (node.name for node in self.graph_module.graph.find_nodes(op="placeholder"))
+        own = zip(self.program.inputs, inputs, strict=True)
+        return dict(own) | {step.out: step.node for step in self.program.steps}
 
     def of(self, batch: Batch, values: Sequence[Any]) -> Counted:
-        """As :meth:`Axes.of`."""
-        inside = self._axes.of(batch, values)
-        if inside.keep is None:
-            return Counted(None, {}, self.program)
-        if self.layouts is None:
-            inputs = (node.name for node in self._axes.graph_module.graph.find_nodes(op="placeholder"))
-            steps = ((step.out, step.node) for step in self.program.steps)
-            nodes = [*zip(self.program.inputs, inputs, strict=True), *steps]
-            self.layouts = {slot: inside.layouts[name] for slot, name in nodes if name in inside.layouts}
-        return Counted(inside.keep, self.layouts, self.program)
+        inside = super().of(batch, values)
+        layouts = {slot: inside.layouts[node] for slot, node in self._nodes.items() if node in inside.layouts}
+        return Counted(inside.keep, layouts, self.program)
 
     def note(self, slots: Iterable[int], what: str = "values") -> list[str]:
         """How many of some values cannot be masked, once a mask was seen."""
-        every = [] if self.layouts is None else list(dict.fromkeys(slots))
-        missing = [slot for slot in every if slot not in (self.layouts or {})]
-        return without_axes([self.program.name_of(slot) for slot in missing], len(every), what)
+        known = self.layouts
+        if known is None:
+            return []
+        every = list(dict.fromkeys(slots))
+        missing = [self.program.name_of(slot) for slot in every if self._nodes.get(slot) not in known]
+        return without_axes(missing, len(every), what)
 
 
 @dataclass(frozen=True)
@@ -363,11 +360,7 @@ class Counted(Inside):
 
 
 class _Layouts:
-    """Finds where the values of a graph have the axes of a mask, from the shapes that the graph records.
-
-    Attributes:
-        found: by the name of a node; without those of values whose axes are unknown.
-    """
+    """Where values have the axes of a mask, from the shapes that the graph records; ``found`` is by node name."""
 
     def __init__(self, graph_module: GraphModule, masked: int) -> None:
         self.graph_module = graph_module

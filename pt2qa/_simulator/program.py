@@ -7,6 +7,7 @@ quantized; an activation site is a separate step, a weight site belongs to a con
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -118,12 +119,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A nested graph that an op calls, as a program of its own.
-
-    Attributes:
-        program: it.
-        sites: for each of its sites, the number of that site in the program around it.
-    """
+    """A nested graph that an op calls, as a program; ``sites`` are its sites' numbers in the program around it."""
 
     program: Program
     sites: tuple[int, ...]
@@ -267,6 +263,14 @@ class Program:
         if (producer := self.producers.get(slot)) is not None:
             return self.steps[producer].name
         return dict(zip(self.inputs, self.input_names, strict=True)).get(slot, "a constant")
+
+    def readers(self) -> Mapping[int, Sequence[Step]]:
+        """The steps that read each slot; none of one that is only returned."""
+        found = defaultdict[int, list[Step]](list)
+        for step in self.steps:
+            for slot in step.reads:
+                found[slot].append(step)
+        return found
 
     def unrounded(self, slot: int) -> int:
         return unrounded(self.steps, self.producers, slot)

@@ -239,12 +239,9 @@ class Verification:
 
     @computes
     def run(self, engine: Callable[[], AnyRun], values: Values, quantized_values: Values | None = None) -> AnyRun:
-        """Runs an engine on a batch and checks what it computed.
+        """Runs an engine on a batch and checks what it computed; a SimulationError names the first op that differs.
 
         The engine runs the batch on ``graphs.simulator`` and has no side effects; it may be called twice.
-
-        Raises:
-            SimulationError: the outputs differ from those of the graphs; the message names the first op where they do.
         """
         result = engine()
         while not self.accepts(result, values, quantized_values):

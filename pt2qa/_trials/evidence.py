@@ -91,12 +91,7 @@ class Gain:
 
 
 def interval(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """The interval of a gain in dB.
-
-    Args:
-        before: squared errors by sample, float64, of shape (samples,).
-        after: the same of what is compared with that.
-    """
+    """The interval of a gain in dB, from squared errors by sample: float64, of shape (samples,)."""
     count, sums = len(before), torch.stack([before.sum(), after.sum()])
     if count < 2 or not bool(torch.isfinite(sums).all()) or not bool((sums > 0).all()):
         return math.nan, math.nan

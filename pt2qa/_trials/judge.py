@@ -99,8 +99,9 @@ class Judge:
         runs = functools.partial(self._outcome, reference, model)
         if treatment == Treatment():
             return runs(lambda item: self.outputs(item.values, key=item.key))
-        if treatment.plays:
-            return runs(self._counted(lambda item: self._judging(item, model, apart).of_item(item)))
+        if not treatment.made_of_edits:
+            fold_of = self.reference.fold_of  # each batch is judged with what was fitted without its fold
+            return runs(self._counted(lambda item: (apart[fold_of[item.key]] if apart else model).of_item(item)))
         try:
             return runs(self._counted(verified_run(pair)))
         except SimulationError:
@@ -274,10 +275,6 @@ class Judge:
             }
             found.append(Simulator(with_roundings(program, roundings), fused=pair.simulator.fused))
         return found
-
-    def _judging(self, item: Item, model: SimulatedModel, apart: Sequence[SimulatedModel]) -> SimulatedModel:
-        """What was fitted without the fold of a batch."""
-        return apart[self.reference.fold_of[item.key]] if apart else model
 
     def _counted(self, run: Callable[[Item], Any]) -> Callable[[Item], Any]:
         def counted(item: Item) -> Any:

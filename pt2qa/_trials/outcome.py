@@ -55,12 +55,7 @@ class Reference:
     turns.
     """
 
-    def __init__(
-        self,
-        pair: QuantizedPair,
-        data: Data,
-        run: Callable[[list[Any], str], Any] | None = None,
-    ) -> None:
+    def __init__(self, pair: QuantizedPair, data: Data, run: Callable[[list[Any], str], Any] | None = None) -> None:
         self.pair, self.data = pair, data
         self._run = run or (lambda values, key: pair.simulator.run(values, on=False))
         self._positions = data.positions(pair.quantized, pair.program)

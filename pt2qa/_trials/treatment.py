@@ -104,10 +104,6 @@ class Treatment:
         return (*self.kept_edits, *self.floats)
 
     @property
-    def plays(self) -> bool:
-        return bool(self.floats) or not self.made_of_edits
-
-    @property
     def requantizes(self) -> bool:
         return bool(self.options or self.edits or self.data is not None)
 

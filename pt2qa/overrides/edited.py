@@ -211,10 +211,7 @@ _OBSERVER: Final = "observer_or_fake_quant_ctr"
 
 
 def source_of_changes(annotated: GraphModule, before: Specs, after: Specs) -> str:
-    """The source of the argument ``specs`` of :class:`pt2qa._graph.internals.flow_quantizer.Edited`.
-
-    ``before`` are the specs of the annotated graph.
-    """
+    """The source of ``specs`` of ``flow_quantizer.Edited``; ``before`` are the specs of the annotated graph."""
     places = _places(annotated, dict.fromkeys((*before, *after)))
     changed = [point for point in places if before.get(point) != after.get(point)]
     own = {point: spec for point, spec in before.items() if not isinstance(spec, Shares)}

@@ -42,17 +42,15 @@ MOSTLY = 0.6
 
 def freaks(case: Case) -> dict[int, list[Hypothesis]]:
     """By number, single calibration batches that are unlike all others."""
-    recipe = case.judge.recipe
-    if recipe is None or recipe.data is None or not case.seen:
+    if case.calibration is None or not case.seen:
         return {}
-    found = _outliers(case, recipe.data, case.seen)
+    found = _outliers(case, case.calibration, case.seen)
     return {number: list(_by_observers(case, each, ", with min-max observers")) for number, each in found}
 
 
 def ranges_of_calibration(case: Case, apart: Collection[int] = ()) -> Iterator[Hypothesis]:
     """What the calibration data have in common, some batches apart."""
-    recipe = case.judge.recipe
-    if recipe is None or recipe.data is None or not case.seen:
+    if not case.seen:
         return
     seen = {site: each.left_without(apart) for site, each in case.seen.items()}
     sites = [site.index for site in case.static_sites]
@@ -127,10 +125,9 @@ def inputs(case: Case) -> Iterator[Hypothesis]:
 
 def by_input(case: Case) -> tuple[str, float] | None:
     """The input that is most different in the calibration data, and how many times larger it is there."""
-    recipe = case.judge.recipe
-    if recipe is None or recipe.data is None or not case.is_calibrated_on_others:
+    if case.calibration is None or not case.is_calibrated_on_others:
         return None
-    seen, found = (_sizes(case, data) for data in (recipe.data, case.data))
+    seen, found = (_sizes(case, data) for data in (case.calibration, case.data))
     ratios = {name: seen[name] / size for name, size in found.items() if size > 0 and name in seen}
     apart = {name: max(each, 1 / each) if each else math.inf for name, each in ratios.items()}
     worst = max(apart, key=lambda name: apart[name], default="")
@@ -164,8 +161,7 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
 
 def bad_sample(case: Case, state: Treatment, now: Outcome) -> Iterator[Hypothesis]:
     """The worst sample, if calibration saw it: without its batch, the ranges are those of all others."""
-    recipe = case.judge.recipe
-    own = state.data if state.data is not None else None if recipe is None else recipe.data
+    own = case.calibration if state.data is None else state.data
     if own is None or not now.worst_sample_share >= HALF:
         return
     read = [(item.key, count_samples(item.values)) for item in case.judge.reference]
@@ -219,7 +215,6 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
         if sum(weight[site] for site in alone) <= sum(weight.values()) / 2 or not alone:
             continue
         worst = max(alone, key=lambda site: weight[site])
-        low, high = seen[worst].without(place)
         yield (
             batch,
             Hypothesis(
@@ -227,7 +222,7 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 name=case.pair.sites[worst].name,
                 others=case.names(sorted(alone, key=lambda site: -weight[site])),
                 evidence=f"calibration batch {batch} more than doubles {counted(len(alone), 'range')}; here "
-                f"{number(widths[worst])} instead of {number(_width((low, high)))}",
+                f"{number(widths[worst])} instead of {number(_width(seen[worst].without(place)))}",
                 remedy=f"drop batch {batch} from the calibration data",
                 treatment=Treatment(
                     data=Data(

@@ -299,7 +299,11 @@ def twice(case: Case) -> Iterator[Hypothesis]:
             continue
         if step.site is None and step.op in VALUE_PRESERVING:
             rounded.setdefault(step.out, held)
-        elif step.site is not None and _differs(site := case.pair.sites[step.site], held) and not _is_unfit(case, site):
+        elif (
+            step.site is not None
+            and _scales(site := case.pair.sites[step.site]) != _scales(held)
+            and not _is_unfit(case, site)
+        ):
             again[step.site] = held
     worst = sorted(again, key=case.noise, reverse=True)
     if worst:
@@ -367,10 +371,6 @@ def _steps(site: Site) -> int:
     return site.params.quant_max - site.params.quant_min
 
 
-def _differs(site: Site, other: Site) -> bool:
-    return _scales(site) != _scales(other)
-
-
 def _scales(site: Site) -> tuple[Any, ...]:
     """What tells the scales of sites apart, of all channels where each has its own."""
     params = site.params
@@ -381,7 +381,9 @@ def _scales(site: Site) -> tuple[Any, ...]:
 def _sharers(case: Case, index: int) -> tuple[str, ...]:
     """The other values that the quantizer makes share a site's scale, by name; none if no other site has that scale."""
     annotations, own_site = case.annotations, case.pair.sites[index]
-    if annotations is None or all(_differs(own_site, each) for each in case.static_sites if each is not own_site):
+    if annotations is None or all(
+        _scales(own_site) != _scales(each) for each in case.static_sites if each is not own_site
+    ):
         return ()
     own = annotations.points_at(case.pair.sites).get(index, ())
     roots = {annotations.groups.get(point, point) for point in own}

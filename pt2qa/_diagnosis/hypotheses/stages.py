@@ -72,7 +72,7 @@ def changed(case: Case) -> Iterator[Hypothesis]:
 
 def constants(case: Case) -> Iterator[Hypothesis]:
     """Weights, biases and other constants that are not the float model's, beyond rounding; that one is played."""
-    found: list[_Changed] = [
+    found: list[tuple[str, str, Treatment]] = [
         (
             each.reader,
             f"has {decibel(sqnr)} dB relative to its float value",
@@ -101,10 +101,6 @@ def constants(case: Case) -> Iterator[Hypothesis]:
         )
     for name, said, treatment in found:
         yield Hypothesis("prepare-changed", name, f"a weight or bias {said}", remedy, treatment)
-
-
-_Changed = tuple[str, str, Treatment]
-"""The op that reads a constant, how far that is from its own value, and what plays its own."""
 
 
 def nonfinite(case: Case) -> Iterator[Hypothesis]:
