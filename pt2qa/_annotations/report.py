@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pt2qa._report.base import Block, Listing, ModelReport, Table
-from pt2qa._report.prose import by_reason, counted, few, index, number
+from pt2qa._report.prose import blank, by_reason, counted, few, index
 from pt2qa._report.rows import Count, Row, column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
@@ -22,11 +22,6 @@ BASES: Final = ("annotated and converted", "annotated", "converted")
 
 UNKNOWN: Final = "unknown"
 """What a file does not say, because its schema is older."""
-
-
-def blank(value: float) -> str:
-    """A number; empty if there is none, as for most values."""
-    return "" if isnan(value) else number(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

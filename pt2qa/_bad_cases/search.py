@@ -394,11 +394,7 @@ class CaseBatch:
 
 
 def cut(batch: Batch, sample: int, axis: int) -> Batch:
-
-    def narrow(value: Any) -> Any:
-        return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value
-
-    return pytree.tree_map(narrow, batch)
+    return pytree.tree_map_only(Tensor, lambda x: x.narrow(axis, sample, 1) if x.dim() > axis else x, batch)
 
 
 def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:

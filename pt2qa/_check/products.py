@@ -27,6 +27,7 @@ from pt2qa._simulator.products import (
     state_of,
 )
 from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
+from pt2qa._weights.analysis import params_of
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.overrides import points
 from pt2qa.overrides.annotations import Annotations
@@ -237,7 +238,7 @@ def _product(
 ) -> IntegerProduct | None:
     slots = [part.number if isinstance(part, Slot) else -1 for part in (*step.args, None, None)][:3]
     weight, bias = constants.get(slots[1]), constants.get(slots[2])
-    params = _params(pair, weight)
+    params = params_of(pair, weight)
     if weight is None or params is None or params.scale is None or not isinstance(weight.reference, Tensor):
         return None
     # The op for all convolutions has an argument for transposing.
@@ -246,11 +247,7 @@ def _product(
         return None
     given = next((site.params for site in pair.sites if site.result == slots[0]), None)
     scale = _output_scale(step, readers, pair.sites)
-    return IntegerProduct(step.name, weight, params, axis, bias, _params(pair, bias), given, scale, sums)
-
-
-def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
-    return None if constant is None or constant.site is None else pair.sites[constant.site].params
+    return IntegerProduct(step.name, weight, params, axis, bias, params_of(pair, bias), given, scale, sums)
 
 
 def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence[Site]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.analysis import explained
@@ -202,7 +202,7 @@ class Profiler:
 
     @computes
     def _run(self, batch: Batch, values: Sequence[Any], *, observes: bool) -> Any:
-        measured, inside = self._measured, self._measured.inside(batch, values)
+        measured, inside = self._measured, self._measured.axes.of(batch, values)
         watch = Watch(self.graph, self._plan, measured.wanted, measured.seen, inside, observes=observes)
         outputs = watch.run(*values)
         measured.take(values, watch.found, outputs, inside)
@@ -256,9 +256,9 @@ class _DeployedProfiler(Measurements):
         self._missing: dict[int, str] = {}
         values = list(plan.values)
         for number, value in enumerate(plan.values):
-            if value.constant or not isinstance(_source(value).meta.get(VALUE), Tensor):
+            if value.constant or not isinstance(value.source.meta.get(VALUE), Tensor):
                 continue
-            tap = self._taps.get(value.node.name) or self._taps.get(_source(value).name)
+            tap = self._taps.get(value.node.name) or self._taps.get(value.source.name)
             reason = self._why_not(value, tap)
             if tap is None or reason:
                 self._missing[number] = reason
@@ -272,7 +272,7 @@ class _DeployedProfiler(Measurements):
             return "it is modified in place before it is read"
         if tap is not None:
             return tap.refused or self._reasons.get(tap.node, "the backend does not say whether it observes it")
-        if _source(value).op == "placeholder":
+        if value.source.op == "placeholder":
             return "an input that no kernel rounds"
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
 
@@ -290,7 +290,7 @@ class _DeployedProfiler(Measurements):
         values = self.target.values(batch)
         if self.takes_empty(values):
             return
-        inside = self.inside(batch, values)
+        inside = self.axes.of(batch, values)
         ran = run_program(self.program, values)
         found = {number: self._measured(number, ran.values, inside) for number in (() if ran.changed else self.taps)}
         self.take(values, found, ran.outputs, inside, changed=ran.changed)
@@ -310,13 +310,6 @@ class _DeployedProfiler(Measurements):
             why = "; ".join([*said, *self.notes()])
             raise DeploymentError(f"no value of the deployed program was observed: {why}")
         return report
-
-
-def _source(value: Value) -> Node:
-    """The node that makes a value, before it is quantized."""
-    source = value.node if value.quantize is None else value.quantize.args[0]
-    assert isinstance(source, Node)
-    return source
 
 
 def count_at_ends(integers: Tensor, params: QuantParams) -> int:

@@ -77,7 +77,6 @@ class ProfileDiff(ModelReport):
         return self.values
 
     def _worst_by(self) -> str:
-        """The distance or, if none was measured, the shift of the range."""
         return "distance" if any(not isnan(row.distance) for row in self.rows) else "largest_shift"
 
     def _ordered(self, sort: str) -> tuple[Sequence[ProfileShift], str | None]:

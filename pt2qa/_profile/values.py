@@ -68,14 +68,7 @@ class Watch(GraphRun):
     """
 
     def __init__(
-        self,
-        graph: GraphModule,
-        plan: Plan,
-        wanted: Wanted,
-        known: Collection[int],
-        inside: Inside,
-        *,
-        observes: bool,
+        self, graph: GraphModule, plan: Plan, wanted: Wanted, known: Collection[int], inside: Inside, *, observes: bool
     ) -> None:
         super().__init__(graph)
         self.wanted, self.inside, self.observes = wanted, inside, observes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Final
 
 from pt2qa._printable import clean
@@ -33,8 +33,12 @@ def cosine(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits."""
     return f"{value:.4g}" if isfinite(value) else str(value)
+
+
+def blank(value: float) -> str:
+    """A number; empty if there is none."""
+    return "" if isnan(value) else number(value)
 
 
 def megabytes(size: int) -> str:
@@ -47,7 +51,6 @@ def megabytes(size: int) -> str:
 
 
 def whole(value: int) -> str:
-    """A count or a handle."""
     return str(value)
 
 

@@ -123,7 +123,7 @@ def _module(pair: QuantizedPair, constant: Constant) -> str:
 
 def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights) -> WeightRow:
     raise_if_interrupted()
-    params, channels = _params(pair, constant), channel_axis(pair, constant)
+    params, channels = params_of(pair, constant), channel_axis(pair, constant)
     by_channel = known.of(constant, channels)
     sums, axis = by_channel.total, params.axis if params is not None else None
     worst, worst_sqnr, dead = _worst(by_channel, channels)
@@ -157,8 +157,8 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
     )
 
 
-def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
-    return pair.sites[constant.site].params if constant.site is not None else None
+def params_of(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
+    return None if constant is None or constant.site is None else pair.sites[constant.site].params
 
 
 def _by_side(counts: Sequence[Array]) -> Sums:
@@ -177,7 +177,7 @@ def _attribute(constant: Constant) -> str:
 
 def channel_axis(pair: QuantizedPair, constant: Constant) -> int | None:
     """The axis along which a weight is compared: that of its scales, or the op's output channels, if it has any."""
-    params = _params(pair, constant)
+    params = params_of(pair, constant)
     if params is not None and params.axis is not None:
         return params.axis
     if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:
