@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from pt2qa._grouping import grouped
 from pt2qa._report.base import Block, Listing, ModelReport, Table
 from pt2qa._report.prose import blank, by_reason, counted, few, index
 from pt2qa._report.rows import Count, Row, column, derived, shown_columns
@@ -319,11 +320,9 @@ def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
 
 
 def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
-    by_name: dict[str, list[AnnotationRow]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
     missing = {name for name, _ in _missing_from(rows)}
-    return [_op(name, places) for name, places in by_name.items() if name not in missing]
+    by_name = grouped((row.name, row) for row in rows if row.name not in missing)
+    return [_op(name, places) for name, places in by_name.items()]
 
 
 def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:

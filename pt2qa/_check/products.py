@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
+from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.products import (
@@ -221,10 +222,7 @@ class IntegerProduct:
 def integer_products(pair: QuantizedPair, sums: SumsOfWeights) -> tuple[IntegerProduct, ...]:
     """The convolutions and linears of a pair with quantized weights, in graph order."""
     constants = {constant.slot: constant for constant in pair.program.constants}
-    readers: dict[int, list[Step]] = {}
-    for step in pair.program.steps:
-        for slot in step.reads:
-            readers.setdefault(slot, []).append(step)
+    readers = grouped((slot, step) for step in pair.program.steps for slot in step.reads)
     found = (_product(pair, step, constants, readers, sums) for step in pair.program.steps if step.op in WEIGHTED)
     return tuple(product for product in found if product is not None)
 

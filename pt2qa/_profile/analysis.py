@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -18,6 +17,7 @@ from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.deployment import Lowerable, ObservedValue, backend_for, lowerable, program_for, run_program
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._grouping import grouped
 from pt2qa._profile.measuring import Measurements, ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.plan import Plan, Value, make_plan, parameter_names
 from pt2qa._profile.report import Profile
@@ -278,10 +278,7 @@ class _DeployedProfiler(Measurements):
 
     def _not_observed(self) -> Iterator[str]:
         names = self.plan.names
-        groups: dict[str, list[str]] = defaultdict(list)
-        for number, reason in self._missing.items():
-            groups[reason].append(names[number])
-        for reason, found in groups.items():
+        for reason, found in grouped((why, names[number]) for number, why in self._missing.items()).items():
             yield f"not observed, {counted(len(found), 'value')}: {reason}: {few(found)}"
         if fixed := sum(value.constant for value in self.plan.values):
             yield f"not observed, {counted(fixed, 'value')}: weights and constants, which the program holds"

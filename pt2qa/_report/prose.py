@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, isnan
 from typing import Final
 
+from pt2qa._grouping import grouped
 from pt2qa._printable import clean
 
 _ELLIPSIS: Final = "…"
@@ -175,9 +176,7 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
     >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
     ['zero reference: 2, such as relu']
     """
-    groups: dict[str, list[str]] = {}
-    for name, reason in found:
-        groups.setdefault(reason or "no reason given", []).append(name)
+    groups = grouped((reason or "no reason given", name) for name, reason in found)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [
         f"{reason}: {len(names)}, such as {names[0]}" if len(names) > 1 else f"{names[0]}: {reason}"
