@@ -306,8 +306,7 @@ def _counting(batch: Mapping[str, Any], mask: str | None, tokens: Tensor) -> Ten
 
 
 def _scores(outputs: Any, logits: str | int) -> Tensor:
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs[logits]
-    return found
+    return outputs if isinstance(outputs, Tensor) else outputs[logits]
 
 
 @torch_defaults

@@ -14,6 +14,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import OpName, name_of, walk
 from pt2qa._graph.internals.nodes import clean_path, module_stack
+from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint, identity_of
 from pt2qa._report.prose import few
 from pt2qa._report.rows import Environment
@@ -200,10 +201,12 @@ def _never_called(graph: GraphModule, names: Mapping[int, OpName], called: Colle
     theirs = {id(tensor) for name, tensor in state.items() if name.rpartition(".")[0] in called}
     others = (name.rpartition(".")[0] for name, tensor in state.items() if id(tensor) not in theirs)
     paths = dict.fromkeys(path for path in others if path and path not in called)
-    readers: dict[str, list[str]] = defaultdict(list)
-    for node in graph.graph.find_nodes(op="get_attr"):
-        named = [name_of(user, names) for user in node.users]
-        readers[str(node.target).rpartition(".")[0]] += [name for name in named if name is not None]
+    readers = grouped(
+        (str(node.target).rpartition(".")[0], name)
+        for node in graph.graph.find_nodes(op="get_attr")
+        for user in node.users
+        if (name := name_of(user, names)) is not None
+    )
     read_by = {path: few(list(dict.fromkeys(readers[path]))) for path in paths}
     told = {
         path: f"its parameters are read by {by}" if by else "nothing reads its parameters"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from pt2qa._grouping import grouped
 from pt2qa._report.base import Block, Listing, ModelReport, Table
-from pt2qa._report.prose import by_reason, counted, few, index, number
+from pt2qa._report.prose import blank, by_reason, counted, few, index
 from pt2qa._report.rows import Count, Row, column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import table
@@ -22,11 +23,6 @@ BASES: Final = ("annotated and converted", "annotated", "converted")
 
 UNKNOWN: Final = "unknown"
 """What a file does not say, because its schema is older."""
-
-
-def blank(value: float) -> str:
-    """A number; empty if there is none, as for most values."""
-    return "" if isnan(value) else number(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,11 +320,9 @@ def _ways_of(rows: Iterable[AnnotationRow]) -> list[_Way]:
 
 
 def _ops_of(rows: Sequence[AnnotationRow]) -> list[_Op]:
-    by_name: dict[str, list[AnnotationRow]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
     missing = {name for name, _ in _missing_from(rows)}
-    return [_op(name, places) for name, places in by_name.items() if name not in missing]
+    by_name = grouped((row.name, row) for row in rows if row.name not in missing)
+    return [_op(name, places) for name, places in by_name.items()]
 
 
 def _missing_from(rows: Sequence[AnnotationRow]) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
@@ -13,6 +12,7 @@ from torch.fx import GraphModule
 
 from pt2qa._annotations.report import AnnotationRow, Role
 from pt2qa._graph.handles import OpName, handle_of, walk
+from pt2qa._grouping import grouped
 from pt2qa._report.prose import few
 from pt2qa._simulator.products import arguments_of, constant_role
 from pt2qa._simulator.program import Program, QuantParams, Site
@@ -50,16 +50,11 @@ def values_in_program(
     dtypes = {node.owner if node.constant else node.name: node.dtype for node in nodes}
     constants = {constant.slot: constant for constant in program.constants}
     of_result = {site.result: site for site in program.sites if site.source != site.result}
-    of_source: dict[int, list[Site]] = defaultdict(list)
-    for site in of_result.values():
-        of_source[site.source].append(site)
+    of_source = grouped((site.source, site) for site in of_result.values())
     ops = [
         (step, names[step.handle].name if step.handle in names else "") for step in program.steps if step.site is None
     ]
-    float_readers: dict[int, list[str]] = defaultdict(list)
-    for step, _ in ops:
-        for slot in step.reads:
-            float_readers[slot].append(step.name)
+    float_readers = grouped((slot, step.name) for step, _ in ops for slot in step.reads)
 
     def made(slot: int, name: str, op: str, owner: str) -> Iterator[AnnotatedValue]:
         """The output of an op, once more for each way of rounding it that no op reads."""
@@ -148,9 +143,7 @@ class SpecResolver:
         self.annotations = annotations = Annotations({}, nothing, {}, frozenset()) if known is None else known
         self.converted = sites is not None
         self.by_site = annotations.points_at(sites or ())
-        self.members: dict[Point, list[Point]] = defaultdict(list)
-        for point, first in annotations.groups.items():
-            self.members[first].append(point)
+        self.members = grouped((first, point) for point, first in annotations.groups.items())
 
     def row(self, value: AnnotatedValue, module: str) -> AnnotationRow:
         """What is annotated at a value of an op of a module, and what is done."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from pt2qa._report import prose
-from pt2qa._report.prose import index
+from pt2qa._report.prose import blank, index
 from pt2qa._report.rows import Row, column
 from pt2qa._report.sums import FIRST, Array, Mergeable
 from pt2qa.errors import ReportError
@@ -39,10 +38,6 @@ DEEPEST: Final = 64
 
 def _position(value: int) -> str:
     return str(value) if value >= 0 else ""
-
-
-def _score(value: float) -> str:
-    return "" if isnan(value) else prose.number(value)
 
 
 _SEEN: Final[dict[str, Any]] = {"optional": True, "extended": True, "since": 7}
@@ -97,8 +92,8 @@ class CaseRow(Row):
     target: Annotated[str, column("right\nclass", **_SEEN, importance=4, shrinks_to=8)] = ""
     ref_class: Annotated[str, column("float\nclass", **_SEEN, importance=8, shrinks_to=8)] = ""
     quant_class: Annotated[str, column("quantized\nclass", **_SEEN, importance=8, shrinks_to=9)] = ""
-    ref_value: Annotated[float, column("float\nscore", **_SEEN, show=_score, worse="", importance=2)] = nan
-    quant_value: Annotated[float, column("quantized\nscore", **_SEEN, show=_score, worse="", importance=2)] = nan
+    ref_value: Annotated[float, column("float\nscore", **_SEEN, show=blank, worse="", importance=2)] = nan
+    quant_value: Annotated[float, column("quantized\nscore", **_SEEN, show=blank, worse="", importance=2)] = nan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -241,12 +241,10 @@ class _Search:
             for output, own, scores in _labelled(pairs, step.targets, kept.keep):
                 counts[output.name] = own
                 scored.append((output, FLIPS, "largest", scores))
-        standings = {
-            (metric, output.name): Standing(metric, output.name, worst, self.k).of_batch(
-                scores, output, seen[output.name]
-            )
-            for output, metric, worst, scores in scored
-        }
+        standings = {}
+        for output, metric, worst, scores in scored:
+            nothing = Standing(metric, output.name, worst, self.k)
+            standings[metric, output.name] = nothing.of_batch(scores, output, seen[output.name])
         found = self.found.merge(Found(standings, counts, 1, samples, apart, ranges))
         cases = self._cases(found, step, samples)
         # All at once, so that an interrupted batch leaves no trace.
@@ -394,11 +392,7 @@ class CaseBatch:
 
 
 def cut(batch: Batch, sample: int, axis: int) -> Batch:
-
-    def narrow(value: Any) -> Any:
-        return value.narrow(axis, sample, 1) if isinstance(value, Tensor) and value.dim() > axis else value
-
-    return pytree.tree_map(narrow, batch)
+    return pytree.tree_map_only(Tensor, lambda x: x.narrow(axis, sample, 1) if x.dim() > axis else x, batch)
 
 
 def stored(case: CaseBatch, key: tuple[int, int]) -> tuple[StoredCase, dict[str, Array]]:
@@ -433,5 +427,4 @@ def _array(tensor: Tensor, dtype: str) -> Array:
         tensor = tensor.to(torch.float32)
     elif dtype in AS_REAL:
         tensor = torch.view_as_real(tensor.resolve_conj())
-    array: Array = tensor.detach().cpu().contiguous().numpy()
-    return array
+    return tensor.detach().cpu().contiguous().numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
 from pt2qa._bad_cases.predictions import NOTHING, Prediction
@@ -123,17 +123,8 @@ Cases = Mapping[CaseKey, tuple[StoredCase, Mapping[str, Array]]]
 """Inputs that are kept, by batch and sample, -1 for a whole batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tier:
-    tier: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """What the row of an entry does not say of it."""
-
-    standing: int = 0
-    entry: _Tier = field(default_factory=_Tier)
+_LISTED: Final = {"standing": 0, "entry": {"tier": 0}}
+"""What the row of an entry does not say of it, as sums are unpacked."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +164,8 @@ class Found:
         """The fields of a report that follow from it; the standings are in the order of the rankings."""
         ranked = (entry.key for each in standings for entry in each.entries)
         kept = dict.fromkeys(key if key in cases else (key[0], -1) for key in ranked)
-        listed = [_Listed(number, _Tier(entry.tier)) for number, each in enumerate(standings) for entry in each.entries]
+        numbered = [(number, entry) for number, each in enumerate(standings) for entry in each.entries]
+        listed = [{"standing": number, "entry": {"tier": entry.tier}} for number, entry in numbered]
         return {
             "rows": tuple(row for each in standings for row in each.rows()),
             "rankings": tuple(each.ranking() for each in standings),
@@ -216,12 +208,13 @@ def merged(reports: Sequence[Any], metrics: Mapping[str, Any]) -> Any:
 def _standings(report: Any) -> list[Standing]:
     found = unpack(report.sums, "standings", Standing())
     entries: list[list[Entry]] = [[] for _ in found]
-    listed = unpack(report.sums, "entries", _Listed())
+    listed: list[dict[str, Any]] = unpack(report.sums, "entries", _LISTED)
     if len(listed) != len(report.rows):
         found_in = f"{len(listed)} cases for {len(report.rows)} rows"
         raise ReportError(f"the sums of a report do not fit its kind: {found_in}. Make the report again.")
     for each, row in zip(listed, report.rows, strict=True):
-        if not 0 <= each.standing < len(found):
-            raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {each.standing}")
-        entries[each.standing].append(Entry(each.entry.tier, row))
+        number = each["standing"]
+        if not 0 <= number < len(found):
+            raise ReportError(f"the sums of a report do not fit its kind: there is no ranking number {number}")
+        entries[number].append(Entry(each["entry"]["tier"], row))
     return [replace(each, entries=tuple(own)) for each, own in zip(found, entries, strict=True)]

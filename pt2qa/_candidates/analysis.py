@@ -15,6 +15,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._candidates.report import Candidate, CandidateReport, CandidateRow
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import computes
+from pt2qa._grouping import grouped
 from pt2qa._metrics import NoiseSums, sums_of_row
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize
@@ -426,10 +427,7 @@ def _sqnr(name: str, rows: Sequence[CandidateRow], failed: Mapping[str, str]) ->
 
 def _failures(set_apart: Sequence[SetApart], batches: int) -> dict[str, str]:
     """For each candidate whose quantization causes NaN or infinities: on how many batches, and where first."""
-    found: dict[str, list[SetApart]] = {}
-    for apart in set_apart:
-        if apart.candidate:
-            found.setdefault(apart.candidate, []).append(apart)
+    found = grouped((apart.candidate, apart) for apart in set_apart if apart.candidate)
     total = counted(batches, "batch", "batches")
     return {name: f"on {len(own)} of {total}: {own[0].fault} ({own[0].place})" for name, own in found.items()}
 

@@ -14,7 +14,7 @@ from torch import nn
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.exporting import refuse_quantized
 from pt2qa._capture.program import Capture
-from pt2qa._check.context import CheckContext, UnavailableError, kind_of
+from pt2qa._check.context import CheckContext, kind_of
 from pt2qa._check.report import Finding, Findings, RuleOutcome, errors_first
 from pt2qa._check.rules import RULES
 from pt2qa._exclusion import exports
@@ -199,7 +199,7 @@ def _run(rule: Rule, context: CheckContext, quiet: Iterable[tuple[str, str]]) ->
         for need in rule.needs:
             getattr(context, need)
         found = list(rule.find(context))
-    except (UnavailableError, DoesNotApplyError) as reason:
+    except DoesNotApplyError as reason:
         return [], RuleOutcome(rule.id, rule.title, "not applied", 0, 0, str(reason))
     except Pt2qaError:
         raise

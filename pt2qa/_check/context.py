@@ -50,16 +50,12 @@ _Value = TypeVar("_Value")
 _Exported = TypeVar("_Exported", ExportedProgram, GraphModule)
 
 
-class UnavailableError(Exception):
-    """Raised if something that a rule needs is missing; the text says what to pass, or what failed."""
-
-
 @dataclass(frozen=True, eq=False)
 class CheckContext:
     """What is known about a model, for rules.
 
-    The properties below raise :class:`UnavailableError` if they are unavailable, so a rule that lists one among its
-    needs is reported as not applied.
+    The properties below raise :class:`DoesNotApplyError` if they are unavailable, saying what to pass or what failed;
+    so a rule that lists one among its needs is reported as not applied.
 
     Attributes:
         given: the kind of ``value``; ``program`` and ``graph`` are as ``torch.export`` made them, ``prepared`` has
@@ -93,14 +89,13 @@ class CheckContext:
 
     @property
     def is_exported(self) -> bool:
-        """Whether it is a program or graph as ``torch.export`` made it."""
         return self.given in ("program", "graph")
 
     @property
     def model(self) -> nn.Module:
         model = self.value if self.given == "model" else self.eager
-        if model is None:
-            raise UnavailableError("without the eager model: pass it, or model=")
+        if model is None:  # an empty nn.Sequential is false
+            raise DoesNotApplyError("without the eager model: pass it, or model=")
         return model
 
     @functools.cached_property
@@ -110,10 +105,8 @@ class CheckContext:
             return self.value  # type: ignore[no-any-return]  # ditto
         if self.given == "pair" and self.value.capture is not None:
             return self.value.capture  # type: ignore[no-any-return]
-        if self.given != "model":
-            raise UnavailableError("without a capture")
-        if self.args is None and self.kwargs is None:
-            raise UnavailableError(NO_INPUTS)
+        require(self.given == "model", "without a capture")
+        require(self.args is not None or self.kwargs is not None, NO_INPUTS)
         return self._attempt("capture", "the model could not be captured", self.captured)
 
     def captured(self, *, strict: bool = False) -> Capture:
@@ -122,7 +115,6 @@ class CheckContext:
 
     @functools.cached_property
     def program(self) -> ExportedProgram:
-        """The exported program, as given or captured."""
         return _with_handles(self.value) if self.given == "program" else self.capture.program
 
     @functools.cached_property
@@ -132,8 +124,7 @@ class CheckContext:
             return _with_handles(self.value)  # type: ignore[no-any-return]
         if self.given == "program":
             return self.program.module()
-        if self.given == "prepared":
-            raise UnavailableError("to graphs with observers")
+        require(self.given != "prepared", "to graphs with observers")
         if self.given == "pair" and self.value.float_graph is not None:
             return self.value.float_graph  # type: ignore[no-any-return]
         return self.capture.module()
@@ -159,8 +150,7 @@ class CheckContext:
         quantizer = self.quantizer
         if quantizer is None and self.given == "pair" and self.value.recipe is not None:
             quantizer = self.value.recipe.plugin
-        if quantizer is None:
-            raise UnavailableError(NO_QUANTIZER)
+        require(quantizer is not None, NO_QUANTIZER)
         return self._attempt("quantizer", "the quantizer is refused", lambda: resolve(quantizer))
 
     @functools.cached_property
@@ -177,9 +167,7 @@ class CheckContext:
     @functools.cached_property
     def broken_lines(self) -> tuple[BrokenLine, ...]:
         """The lines of the backend's spec that the annotations break; of a pair made elsewhere, its weights."""
-        spec = spec_of(self.plugin)
-        if spec is None:
-            raise UnavailableError("to quantizers without a spec of what their backend takes")
+        spec = require(spec_of(self.plugin), "to quantizers without a spec of what their backend takes")
         if self.given != "pair":
             return broken_lines(self.annotations, spec)
         recipe = self.pair.recipe
@@ -198,8 +186,7 @@ class CheckContext:
     @functools.cached_property
     def _as_program(self) -> ExportedProgram:
         """What was given, as a program that passes can run on."""
-        if not self.is_exported:
-            raise UnavailableError(CAPTURED)
+        require(self.is_exported, CAPTURED)
         if self.given == "program":
             return self.program
         graph = self.graph
@@ -250,33 +237,25 @@ class CheckContext:
         known = pair is None or (pair.recipe is not None and pair.capture is not None)
         graph, annotations = (self.graph, self.annotations) if known else (self.value.reference, None)
         found = products_of(graph, self.names, annotations, None if pair is None else pair.program)
-        if not found:
-            raise UnavailableError("to models without convolutions, linears or matrix products")
-        return found
+        return require(found, "to models without convolutions, linears or matrix products")
 
     @property
     def prepared(self) -> GraphModule:
-        if self.given != "prepared":
-            raise UnavailableError("without a prepared graph")
+        require(self.given == "prepared", "without a prepared graph")
         return self.value  # type: ignore[no-any-return]
 
     @property
     def pair(self) -> QuantizedPair:
-        if self.given != "pair":
-            raise UnavailableError("without a quantized pair: pass what pt2qa.quantize returns")
+        require(self.given == "pair", "without a quantized pair: pass what pt2qa.quantize returns")
         return self.value  # type: ignore[no-any-return]
 
     @functools.cached_property
     def layers(self) -> LayerReport:
         """What the data does at each site: range, saturation, rounding error; no isolated errors."""
-        pair = self.pair
-        if self.data is None:
-            raise UnavailableError("without data: pass batches=")
-        return compare_rounding(pair, self.data)
+        return compare_rounding(self.pair, require(self.data, "without data: pass batches="))
 
     @functools.cached_property
     def weights(self) -> tuple[WeightRow, ...]:
-        """What rounding did to each weight of the pair."""
         return weight_rows(self.pair, self.sums)
 
     @functools.cached_property
@@ -286,7 +265,7 @@ class CheckContext:
 
     def known(self, what: str) -> Any:
         """One of these properties by name; None if it is unavailable."""
-        with contextlib.suppress(UnavailableError):
+        with contextlib.suppress(DoesNotApplyError):
             return getattr(self, what)
         return None
 
@@ -311,7 +290,7 @@ class CheckContext:
                 return make()
             except Pt2qaError as error:
                 self.errors[what] = error
-        raise UnavailableError(failed)
+        raise DoesNotApplyError(failed)
 
 
 def kind_of(value: Any) -> Kind | None:
@@ -365,7 +344,6 @@ class Rewritten:
     changes: Mapping[Pass, tuple[Change, ...]] = field(repr=False)
 
     def module(self) -> GraphModule:
-        """The graph to annotate, without torch's guards."""
         return self.program.module(check_guards=False)
 
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
+from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.products import (
@@ -27,6 +28,7 @@ from pt2qa._simulator.products import (
     state_of,
 )
 from pt2qa._simulator.program import Constant, Program, QuantParams, Site, Slot, Step
+from pt2qa._weights.analysis import params_of
 from pt2qa._weights.sums import SumsOfWeights
 from pt2qa.overrides import points
 from pt2qa.overrides.annotations import Annotations
@@ -220,10 +222,7 @@ class IntegerProduct:
 def integer_products(pair: QuantizedPair, sums: SumsOfWeights) -> tuple[IntegerProduct, ...]:
     """The convolutions and linears of a pair with quantized weights, in graph order."""
     constants = {constant.slot: constant for constant in pair.program.constants}
-    readers: dict[int, list[Step]] = {}
-    for step in pair.program.steps:
-        for slot in step.reads:
-            readers.setdefault(slot, []).append(step)
+    readers = grouped((slot, step) for step in pair.program.steps for slot in step.reads)
     found = (_product(pair, step, constants, readers, sums) for step in pair.program.steps if step.op in WEIGHTED)
     return tuple(product for product in found if product is not None)
 
@@ -237,7 +236,7 @@ def _product(
 ) -> IntegerProduct | None:
     slots = [part.number if isinstance(part, Slot) else -1 for part in (*step.args, None, None)][:3]
     weight, bias = constants.get(slots[1]), constants.get(slots[2])
-    params = _params(pair, weight)
+    params = params_of(pair, weight)
     if weight is None or params is None or params.scale is None or not isinstance(weight.reference, Tensor):
         return None
     # The op for all convolutions has an argument for transposing.
@@ -246,11 +245,7 @@ def _product(
         return None
     given = next((site.params for site in pair.sites if site.result == slots[0]), None)
     scale = _output_scale(step, readers, pair.sites)
-    return IntegerProduct(step.name, weight, params, axis, bias, _params(pair, bias), given, scale, sums)
-
-
-def _params(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
-    return None if constant is None or constant.site is None else pair.sites[constant.site].params
+    return IntegerProduct(step.name, weight, params, axis, bias, params_of(pair, bias), given, scale, sums)
 
 
 def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence[Site]) -> float:

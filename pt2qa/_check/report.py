@@ -149,7 +149,6 @@ class Findings(DataReport):
         return Report.text(self, sort=sort, limit=limit, width=width)
 
     def grade(self) -> Grade:
-        """By the worst finding."""
         return "bad" if self.error_count else "warning" if self.warning_count or not self.health.is_sound else "good"
 
     def lines(self) -> Sequence[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
+from pt2qa._grouping import grouped
 from pt2qa._report.base import Block, Listing, ModelReport, Report
 from pt2qa._report.prose import counted, listed, sections
 from pt2qa._report.rows import column, derived, shown_columns
@@ -174,9 +175,6 @@ def _of(ran: int, known: int) -> str:
 
 def _failures(name: str, rows: list[ConformanceRow], limit: int | None, width: int) -> str:
     """The failures of one property; models that fail alike are grouped.  Empty without any."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.outcome == "failed":
-            groups[row.why].append(row.model)
+    groups = grouped((row.why, row.model) for row in rows if row.outcome == "failed")
     entries = [f"{', '.join(models)}: {why}" for why, models in groups.items()]
     return listed(f"FAILED {name} ({sum(map(len, groups.values()))})", entries, width, limit)

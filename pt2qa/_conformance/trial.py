@@ -178,11 +178,7 @@ class QuantizerUnderTest:
     given_spec: BackendSpec | None = None
 
     def plugin(self) -> QuantizerPlugin:
-        """The quantizer as a plug-in: a new one if it can be made, else the given object.
-
-        Raises:
-            PluginError: it is not a quantizer.
-        """
+        """The quantizer as a plug-in: a new one if it can be made, else the given object."""
         return resolve(self.quantizer() if self._factory else self.quantizer)
 
     def build(self, graph: GraphModule) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -11,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.analysis import explained
 from pt2qa._deployed.deployment import Lowerable, ObservedValue, backend_for, lowerable, program_for, run_program
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
+from pt2qa._grouping import grouped
 from pt2qa._profile.measuring import Measurements, ProfileTarget, Side, node_names, target_of
 from pt2qa._profile.plan import Plan, Value, make_plan, parameter_names
 from pt2qa._profile.report import Profile
@@ -202,7 +202,7 @@ class Profiler:
 
     @computes
     def _run(self, batch: Batch, values: Sequence[Any], *, observes: bool) -> Any:
-        measured, inside = self._measured, self._measured.inside(batch, values)
+        measured, inside = self._measured, self._measured.axes.of(batch, values)
         watch = Watch(self.graph, self._plan, measured.wanted, measured.seen, inside, observes=observes)
         outputs = watch.run(*values)
         measured.take(values, watch.found, outputs, inside)
@@ -256,9 +256,9 @@ class _DeployedProfiler(Measurements):
         self._missing: dict[int, str] = {}
         values = list(plan.values)
         for number, value in enumerate(plan.values):
-            if value.constant or not isinstance(_source(value).meta.get(VALUE), Tensor):
+            if value.constant or not isinstance(value.source.meta.get(VALUE), Tensor):
                 continue
-            tap = self._taps.get(value.node.name) or self._taps.get(_source(value).name)
+            tap = self._taps.get(value.node.name) or self._taps.get(value.source.name)
             reason = self._why_not(value, tap)
             if tap is None or reason:
                 self._missing[number] = reason
@@ -272,16 +272,13 @@ class _DeployedProfiler(Measurements):
             return "it is modified in place before it is read"
         if tap is not None:
             return tap.refused or self._reasons.get(tap.node, "the backend does not say whether it observes it")
-        if _source(value).op == "placeholder":
+        if value.source.op == "placeholder":
             return "an input that no kernel rounds"
         return self._fused.get(value.node.name, "it is neither quantized nor a float value that a kernel writes")
 
     def _not_observed(self) -> Iterator[str]:
         names = self.plan.names
-        groups: dict[str, list[str]] = defaultdict(list)
-        for number, reason in self._missing.items():
-            groups[reason].append(names[number])
-        for reason, found in groups.items():
+        for reason, found in grouped((why, names[number]) for number, why in self._missing.items()).items():
             yield f"not observed, {counted(len(found), 'value')}: {reason}: {few(found)}"
         if fixed := sum(value.constant for value in self.plan.values):
             yield f"not observed, {counted(fixed, 'value')}: weights and constants, which the program holds"
@@ -290,7 +287,7 @@ class _DeployedProfiler(Measurements):
         values = self.target.values(batch)
         if self.takes_empty(values):
             return
-        inside = self.inside(batch, values)
+        inside = self.axes.of(batch, values)
         ran = run_program(self.program, values)
         found = {number: self._measured(number, ran.values, inside) for number in (() if ran.changed else self.taps)}
         self.take(values, found, ran.outputs, inside, changed=ran.changed)
@@ -310,13 +307,6 @@ class _DeployedProfiler(Measurements):
             why = "; ".join([*said, *self.notes()])
             raise DeploymentError(f"no value of the deployed program was observed: {why}")
         return report
-
-
-def _source(value: Value) -> Node:
-    """The node that makes a value, before it is quantized."""
-    source = value.node if value.quantize is None else value.quantize.args[0]
-    assert isinstance(source, Node)
-    return source
 
 
 def count_at_ends(integers: Tensor, params: QuantParams) -> int:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from operator import attrgetter
 from typing import ClassVar, Final
 
+from pt2qa._grouping import grouped
 from pt2qa._profile.histogram import Histogram, transport
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
@@ -25,9 +25,6 @@ SHIFTED: Final = 0.1
 
 WIDER: Final = 1.5
 """Ratio of ranges above which one is said to be wider."""
-
-Key = tuple[str, str, str]
-"""Name, role and argument of a row."""
 
 
 @register("profile-diff", schema=2)
@@ -77,7 +74,6 @@ class ProfileDiff(ModelReport):
         return self.values
 
     def _worst_by(self) -> str:
-        """The distance or, if none was measured, the shift of the range."""
         return "distance" if any(not isnan(row.distance) for row in self.rows) else "largest_shift"
 
     def _ordered(self, sort: str) -> tuple[Sequence[ProfileShift], str | None]:
@@ -125,7 +121,7 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     for side, profile in (("a", a), ("b", b)):
         if not isinstance(profile, Profile):
             raise ReportError(f"{side}: got {type(profile).__name__}, expected a Profile, as pt2qa.profile returns it")
-    in_a, in_b = _by_key(a), _by_key(b)
+    in_a, in_b = (grouped(((row.name, row.role, row.argument), row) for row in each.rows) for each in (a, b))
     rows = [
         _shift(a, in_a[key][min(number, len(in_a[key]) - 1)], b, row)
         for key, found in in_b.items()
@@ -156,13 +152,6 @@ def diff_profiles(a: Profile, b: Profile) -> ProfileDiff:
     )
 
 
-def _by_key(profile: Profile) -> dict[Key, list[ProfileRow]]:
-    found: dict[Key, list[ProfileRow]] = defaultdict(list)
-    for row in profile.rows:
-        found[row.name, row.role, row.argument].append(row)
-    return found
-
-
 def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> ProfileShift:
     # A value without a range has no unit of measure.
     span = left.max - left.min if left.max > left.min else nan
@@ -174,11 +163,7 @@ def _shift(a: Profile, left: ProfileRow, b: Profile, right: ProfileRow) -> Profi
     }
     counted = (a.counted(left), b.counted(right)) if a.histograms and b.histograms else None
     return ProfileShift(
-        name=right.name,
-        module=right.module,
-        op=right.op,
-        role=right.role,
-        argument=right.argument,
+        **{of: getattr(right, of) for of in ("name", "module", "op", "role", "argument")},
         distance=nan if counted is None else _distance(*counted, left.std),
         outside=_outside(left, right, None if counted is None else counted[1]),
         largest_shift=max((abs(shift) for shift in shifts.values() if not isnan(shift)), default=nan),

@@ -20,7 +20,7 @@ from pt2qa._profile.plan import Plan
 from pt2qa._profile.report import Profile
 from pt2qa._profile.rows import ProfileRow
 from pt2qa._profile.values import ValueStatistics, Wanted, described_by, numbers_of, packed_values
-from pt2qa._quantize.pairing import QuantizedPair, fingerprint
+from pt2qa._quantize.pairing import QuantizedPair, fingerprint, identity_of
 from pt2qa._report.prose import counted, few
 from pt2qa._report.rows import Environment
 from pt2qa._report.set_apart import DataHealth, SetApart, as_fields
@@ -43,18 +43,16 @@ class ProfileTarget:
     Attributes:
         values: maps a batch to the flat inputs of the graph; raises a BatchError if it does not fit.
         floats: the float graph that names the parameters of a quantized one; else the graph itself.
+        facts: the side, quantizer, model and environment, as fields of the report.
         program: the lowered pair, whose sites have the calibrated ranges; None for a graph.
     """
 
     graph: GraphModule
     names: Mapping[Node, OpName]
     values: Callable[[Batch], list[Any]]
-    side: str
     floats: GraphModule
-    quantizer: str
-    model: str
     notes: tuple[str, ...]
-    environment: Environment
+    facts: Mapping[str, Any]
     program: Program | None = None
 
 
@@ -67,29 +65,19 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
         raise SelectionError(f"side: got {side!r}, expected 'reference', 'quantized' or 'deployed'")
     if isinstance(given, QuantizedPair):
         graph = given.reference if side in (None, "reference") else given.quantized
-        return ProfileTarget(
-            graph=graph,
-            names=node_names(graph, given.names),
-            values=given.values,
-            side=side or "reference",
-            floats=given.reference,
-            quantizer=given.quantizer,
-            model=given.model,
-            notes=given.notes,
-            environment=given.environment,
-            program=given.program,
-        )
+        names, facts = node_names(graph, given.names), {"side": side or "reference", **identity_of(given)}
+        return ProfileTarget(graph, names, given.values, given.reference, given.notes, facts, given.program)
     if side is not None:
         raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
     notes: tuple[str, ...] = ()
     if isinstance(given, Capture):
-        graph, names, kind, model = given.module(), given.names, "float", given.model
+        graph, known, kind, model = given.module(), given.names, "float", given.model
         values = _checked(given, graph)
         notes = (f"not profiled, inside nested graphs: {len(given.unanalysed)} ops",) if given.unanalysed else ()
     elif isinstance(given, (ExportedProgram, GraphModule)):
         refuse_subclasses(given)
         graph = given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
-        names, kind, model = names_of(graph), "graph", type(graph).__name__
+        known, kind, model = names_of(graph), "graph", type(graph).__name__
         values = functools.partial(flatten_batch, graph)
     else:
         what = "an eager module" if isinstance(given, nn.Module) else "not a graph"
@@ -97,8 +85,8 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
             f"got a {type(given).__name__}, which is {what}; expected a QuantizedPair, a Capture or a GraphModule. "
             "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
         )
-    environment = Environment.here(fingerprint(graph))
-    return ProfileTarget(graph, node_names(graph, names), values, kind, graph, "", model, notes, environment)
+    facts = {"side": kind, "quantizer": "", "model": model, "environment": Environment.here(fingerprint(graph))}
+    return ProfileTarget(graph, node_names(graph, known), values, graph, notes, facts)
 
 
 def _checked(capture: Capture, graph: GraphModule) -> Callable[[Batch], list[Any]]:
@@ -174,8 +162,8 @@ class Measurements:
 
     def __init__(self, target: ProfileTarget, plan: Plan, wanted: Wanted, mask: Mask | None) -> None:
         self.target, self.plan = target, plan
-        self._axes = Axes(target.graph, mask)
-        self.wanted = replace(wanted, mask=self._axes.settings.get("mask", ""))
+        self.axes = Axes(target.graph, mask)
+        self.wanted = replace(wanted, mask=self.axes.settings.get("mask", ""))
         self._done = _Done()
 
     @property
@@ -189,10 +177,6 @@ class Measurements:
     @property
     def samples(self) -> int:
         return self._done.health.samples
-
-    def inside(self, batch: Batch, values: Sequence[Any]) -> Inside:
-        """Which positions of a batch count."""
-        return self._axes.of(batch, values)
 
     def takes_empty(self, values: Sequence[Any]) -> bool:
         """Whether a batch has no element; it is counted then, and need not run."""
@@ -237,12 +221,9 @@ class Measurements:
         return Profile(
             rows=rows,
             **packed_values(list(described.values()), [seen[number] for number in numbers], self.wanted),
-            side=self.target.side,
-            quantizer=self.target.quantizer,
+            **self.target.facts,
             **as_fields(health),
             notes=tuple(dict.fromkeys(said)),
-            model=self.target.model,
-            environment=self.target.environment,
         )
 
     def _not_measured(self) -> Iterator[str]:
@@ -253,8 +234,8 @@ class Measurements:
             yield f"not measured, {UNWRITTEN}: {few(self.plan.unwritten)}"
 
     def notes(self) -> Iterator[str]:
-        if self._axes.layouts is not None:
-            yield from self._about_mask(self._axes.layouts)
+        if self.axes.layouts is not None:
+            yield from self._about_mask(self.axes.layouts)
         total = counted(self.batches, "batch", "batches")
         unusable = "no values, because observing changed the program's outputs,"
         for what, found in (("NaN", self._done.with_nan), (unusable, self._done.changed)):

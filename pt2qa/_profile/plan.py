@@ -137,6 +137,11 @@ class Value:
     constant: bool
     channels: int
 
+    @property
+    def source(self) -> Node:
+        """The node that makes it, before it is quantized."""
+        return self.node if self.quantize is None else _source(self.quantize)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfiledValue(ValueRow):

@@ -183,7 +183,6 @@ class Profile(DataReport):
         return f"{Report.subject(self)}, {self.side}"
 
     def on_page(self, part: str) -> Sequence[Any]:
-        """As in printed tables, each value once."""
         return self.values if part == "rows" else Report.on_page(self, part)
 
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._graph.internals.torchao import is_fake_quantize, is_observer, without_observing
+from pt2qa._grouping import grouped
 from pt2qa._metrics import value_range
 from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, Histogram, packed, unpacked
 from pt2qa._profile.plan import Plan, Value
@@ -68,32 +68,17 @@ class Watch(GraphRun):
     """
 
     def __init__(
-        self,
-        graph: GraphModule,
-        plan: Plan,
-        wanted: Wanted,
-        known: Collection[int],
-        inside: Inside,
-        *,
-        observes: bool,
+        self, graph: GraphModule, plan: Plan, wanted: Wanted, known: Collection[int], inside: Inside, *, observes: bool
     ) -> None:
         super().__init__(graph)
         self.wanted, self.inside, self.observes = wanted, inside, observes
         self.found: dict[int, ValueStatistics] = {}
         self._values = plan.values
-        self._before: dict[Node, list[int]] = defaultdict(list)
-        self._after: dict[Node, list[int]] = defaultdict(list)
-        self._quantizing: dict[Node, list[int]] = defaultdict(list)
         self._clamped: dict[int, int] = {}
-        for number, value in enumerate(plan.values):
-            if value.constant and number in known:
-                continue
-            if value.reader is None:
-                self._after[value.node].append(number)
-            else:
-                self._before[value.reader].append(number)
-            if value.quantize is not None:
-                self._quantizing[value.quantize].append(number)
+        new = [(n, value) for n, value in enumerate(plan.values) if not (value.constant and n in known)]
+        self._after = grouped((value.node, n) for n, value in new if value.reader is None)
+        self._before = grouped((value.reader, n) for n, value in new if value.reader is not None)
+        self._quantizing = grouped((value.quantize, n) for n, value in new if value.quantize is not None)
 
     def run_node(self, node: Node) -> Any:
         for number in self._before.get(node, ()):

@@ -65,10 +65,7 @@ class Table:
 class Group:
     """Findings that belong together; a page shows them collapsed.
 
-    Args:
-        severity: ``error``, ``warning`` or ``note``.
-        rows: with ``name``, ``source``, ``why`` and ``fix``.
-        fix: what to do, if the same for all; else empty.
+    The rows have ``name``, ``source``, ``why`` and ``fix``; the group has a ``fix`` if it is the same for all.
     """
 
     name: str
@@ -80,13 +77,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do, for the first screen of a page.
+    """One thing to do, for the first screen of a page: what is wrong, where, and what the remedy gave when measured.
 
-    Args:
-        what: is wrong, in a few words.
-        name: the op or module to look at; empty for the whole model.
-        source: the line of the user's code; empty if not known.
-        gain: what the remedy was measured to give.
+    ``name`` is empty for the whole model, ``source``, the line of the user's code, if it is not known.
     """
 
     what: str
@@ -375,8 +368,7 @@ class Report:
 
     def _worst_by(self) -> str | None:
         """The column that says which row is worst; None if rows are not ranked."""
-        usual = [name for name in self.usual_measures if "." not in name]
-        return usual[0] if usual else None
+        return next((name for name in self.usual_measures if "." not in name), None)
 
     def meant(self, column: Column, key: Sequence[str] = ()) -> Column:
         """A column with the unit and direction that this report's data give it, or those of the row with a key."""

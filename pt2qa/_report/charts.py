@@ -55,8 +55,7 @@ class Drawing:
 
     @property
     def title(self) -> str:
-        title: str = self.chart["title"]
-        return title
+        return str(self.chart["title"])
 
     @property
     def rows(self) -> Sequence[Any]:

@@ -41,12 +41,9 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The cell of one row, as number and as text.
+    """The cell of one row, as number, nan if it has none, and as text.
 
-    Args:
-        key: identifies the row within its table.
-        role: what identifies it besides its name, such as ``weight``; empty if the name is enough.
-        number: nan if the cell is text, or has no number.
+    ``key`` identifies the row within its table; ``role`` is what does besides its name, such as ``weight``.
     """
 
     key: tuple[str, ...]

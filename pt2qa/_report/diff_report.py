@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -196,7 +195,7 @@ class ReportDiff(ModelReport):
         if column.name not in ("before", "after", "change") or column.type == "text":
             return column
         show = decibel if self.unit == "dB" else number
-        shown = partial(_signed, show) if column.name == "change" else show
+        shown = (lambda value: f"{'+' * (value > 0)}{show(value)}") if column.name == "change" else show
         worse = "smaller" if column.name != "change" and self.worst_is == "smallest" else column.worse
         return replace(column, show=shown, header=f"{column.name}\n{self.unit}".rstrip(), unit=self.unit, worse=worse)
 
@@ -224,10 +223,6 @@ class ReportDiff(ModelReport):
         return [row.place for row in same if row.is_silent]
 
 
-def _signed(show: Callable[[float], str], value: float) -> str:
-    return f"{'+' * (value > 0)}{show(value)}"
-
-
 def _figure_line(row: DiffRow) -> str:
     show = decibel if row.unit == "dB" else number
     name = f"{row.role} of {row.name}" if row.role else row.name
@@ -236,5 +231,4 @@ def _figure_line(row: DiffRow) -> str:
 
 
 def _lines(title: str, entries: Sequence[str]) -> str:
-    """All of a short list."""
     return "\n".join([f"{title}:", *(f"  {entry}" for entry in entries)]) if entries else ""

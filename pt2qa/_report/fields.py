@@ -58,13 +58,9 @@ _DTYPES = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "bool": np.
 
 @dataclass(slots=True)
 class Source:
-    """The contents of a file, read field by field; tracks which entries were read.
+    """The contents of a file, tensors and JSON text by name, read field by field; tracks which entries were read.
 
-    Args:
-        path: the file, for error messages.
-        tensors: tensors by name.
-        text: JSON text by name.
-        schema: the version of the fields.
+    ``path`` is for error messages, ``schema`` the version of the fields.
     """
 
     path: Path
@@ -170,7 +166,7 @@ def _write_texts(name: str, value: Any) -> dict[str, Any]:
 
 
 def _read_texts(name: str, source: Source) -> tuple[str, ...]:
-    found = source.json(name, "a list of texts", lambda v: isinstance(v, list) and all(map(_is_note, v)))
+    found = source.json(name, "a list of texts", _list_of(_is_note))
     return tuple(note if isinstance(note, str) else Note(note["text"], note["kind"]) for note in found)
 
 
@@ -249,13 +245,10 @@ def _read_cells(name: str, column: Column, source: Source) -> list[Any]:
         expected = f"a list of {' or '.join(column.choices) or 'texts'}"
         return list(source.json(key, expected, lambda v: _is_texts(v) and (not choices or choices.issuperset(v))))
     if column.type == "shape":
-        return [
-            tuple(shape)
-            for shape in source.json(key, "a list of shapes", lambda v: isinstance(v, list) and all(map(_is_shape, v)))
-        ]
+        return [tuple(shape) for shape in source.json(key, "a list of shapes", _list_of(_is_shape))]
     if column.type == "names":
         # Until a column had names, it had them as one text.
-        found = source.json(key, "lists of texts", lambda v: isinstance(v, list) and all(map(_is_cell_of_names, v)))
+        found = source.json(key, "lists of texts", _list_of(lambda cell: _is_text(cell) or _is_texts(cell)))
         return [tuple(filter(None, cell.split(", ")) if isinstance(cell, str) else cell) for cell in found]
     array = source.array(key)
     if array.dtype != _DTYPES[column.type] or array.ndim != 1:
@@ -280,12 +273,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def _is_cell_of_names(value: Any) -> bool:
-    return _is_text(value) or _is_texts(value)
+_is_texts = _list_of(_is_text)
+_is_shape = _list_of(lambda size: _is_int(size) and size >= 0)
 
 
 def _is_note(value: Any) -> bool:
@@ -295,10 +288,6 @@ def _is_note(value: Any) -> bool:
 
 def _is_names(value: Any) -> bool:
     return _is_texts(value) and len(set(value)) == len(value)
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_int(size) and size >= 0 for size in value)
 
 
 def _brief(value: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Final
 
+from pt2qa._grouping import grouped
 from pt2qa._printable import clean
 
 _ELLIPSIS: Final = "…"
@@ -33,8 +34,12 @@ def cosine(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits."""
     return f"{value:.4g}" if isfinite(value) else str(value)
+
+
+def blank(value: float) -> str:
+    """A number; empty if there is none."""
+    return "" if isnan(value) else number(value)
 
 
 def megabytes(size: int) -> str:
@@ -47,7 +52,6 @@ def megabytes(size: int) -> str:
 
 
 def whole(value: int) -> str:
-    """A count or a handle."""
     return str(value)
 
 
@@ -172,9 +176,7 @@ def by_reason(found: Iterable[tuple[str, str]]) -> list[str]:
     >>> by_reason([("relu", "zero reference"), ("add", "zero reference")])
     ['zero reference: 2, such as relu']
     """
-    groups: dict[str, list[str]] = {}
-    for name, reason in found:
-        groups.setdefault(reason or "no reason given", []).append(name)
+    groups = grouped((reason or "no reason given", name) for name, reason in found)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [
         f"{reason}: {len(names)}, such as {names[0]}" if len(names) > 1 else f"{names[0]}: {reason}"

@@ -288,7 +288,6 @@ def since(each: Field[Any], hint: Any) -> int:
 
 
 def takes_custom(row_type: type[Any]) -> bool:
-    """Whether rows of this class have the user's metrics."""
     return any(f.name == CUSTOM for f in fields(row_type))
 
 

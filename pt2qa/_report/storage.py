@@ -133,7 +133,6 @@ def _full_name(report_type: type[Any]) -> str:
 
 
 def kinds() -> tuple[type[Any], ...]:
-    """The classes of reports that can be saved."""
     return tuple(_KINDS.values())
 
 

@@ -201,8 +201,7 @@ def _like(empty: Any, path: str, cell: Callable[[str], Any]) -> Any:
 
 
 def _as_bytes(value: Any) -> Array:
-    found: Array = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    return found
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def _from_bytes(sums: Sums, path: str, kind: type[Any]) -> Any:

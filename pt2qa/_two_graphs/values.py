@@ -145,6 +145,7 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
     right.take_in_folded(left)
     values: list[Compared] = []
     others: list[str] = []
+    notes: list[str] = []
     for handle in sorted(left.parts.keys() & right.parts.keys()):
         if _is_one_op(left, right, handle):
             values += _compared(left, right, handle, names[handle])
@@ -152,7 +153,12 @@ def plan_values(a: GraphModule, b: GraphModule) -> Plan:
             unpaired += [_other_op(left, right, handle), _other_op(right, left, handle)]
             others.append(left.names[handle].name)
     values.sort(key=lambda value: (left.order[value.a], right.order[value.b]))
-    return Plan(tuple(values), tuple(unpaired), tuple(lost), tuple(_about_others(others)))
+    if others:
+        notes.append(
+            f"{counted(len(others), 'handle')} of different ops in the two graphs, {others[0]} first: they were not "
+            "made from the same capture, so rows may compare unrelated ops"
+        )
+    return Plan(tuple(values), tuple(unpaired), tuple(lost), tuple(notes))
 
 
 def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
@@ -167,14 +173,6 @@ def _is_one_op(left: _Ops, right: _Ops, handle: int) -> bool:
     kinds = {op_of(one.target), op_of(other.target)}
     whole = len(left.parts[handle]) == len(right.parts[handle]) == 1
     return not (whole and len(kinds) == 2 and kinds <= left.kinds & right.kinds)
-
-
-def _about_others(names: Sequence[str]) -> Iterator[str]:
-    if names:
-        yield (
-            f"{counted(len(names), 'handle')} of different ops in the two graphs, {names[0]} first: they were not made "
-            "from the same capture, so rows may compare unrelated ops"
-        )
 
 
 def _compared(left: _Ops, right: _Ops, handle: int, name: OpName) -> Iterator[Compared]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from pt2qa._decibels import decibels
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._metrics import ENDS
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
-from pt2qa._report.sums import Array, Sums
+from pt2qa._report.sums import Array
 from pt2qa._simulator.products import WEIGHTED
 from pt2qa._simulator.program import Constant, QuantParams
 from pt2qa._simulator.simulator import Body
@@ -49,12 +48,13 @@ def compare_weights(pair: QuantizedPair) -> WeightReport:
         rows.append(row)
         if row.quantized:
             counts.append(_counts(row, constant, known.of(constant, channel_axis(pair, constant))))
+    lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
     return WeightReport(
         rows=tuple(rows),
         unpaired=pair.pairing.unpaired,
         notes=tuple(dict.fromkeys((*pair.notes, *pair.program.notes))),
         **identity_of(pair),
-        histograms=_by_side(counts),
+        histograms={side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)},
     )
 
 
@@ -123,20 +123,17 @@ def _module(pair: QuantizedPair, constant: Constant) -> str:
 
 def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWeights) -> WeightRow:
     raise_if_interrupted()
-    params, channels = _params(pair, constant), channel_axis(pair, constant)
+    params, channels = params_of(pair, constant), channel_axis(pair, constant)
     by_channel = known.of(constant, channels)
     sums, axis = by_channel.total, params.axis if params is not None else None
     worst, worst_sqnr, dead = _worst(by_channel, channels)
-    scales = params.largest_scale if params is not None else math.nan
-    groups = (
-        f"a scale for each block of {'x'.join(map(str, params.block))}" if params is not None and params.block else ""
-    )
-    whole = "" if channels is not None else "no channels to compare"
-    notes = (
-        UNQUANTIZED if params is None else groups or whole,
-        f"read by {readers} ops" if readers > 1 else "",
-        sums.reason,
-    )
+    if params is None:
+        special = UNQUANTIZED
+    elif params.block:
+        special = f"a scale for each block of {'x'.join(map(str, params.block))}"
+    else:
+        special = "" if channels is not None else "no channels to compare"
+    notes = (special, f"read by {readers} ops" if readers > 1 else "", sums.reason)
     return WeightRow(
         handle=constant.handle,
         name=constant.reader,
@@ -144,7 +141,7 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
         op=constant.op,
         attr=_attribute(constant),
         dtype=params.dtype if params is not None else str(constant.reference.dtype).removeprefix("torch."),
-        scale=scales,
+        scale=params.largest_scale if params is not None else math.nan,
         axis=-1 if axis is None else axis,
         shape=tuple(constant.reference.shape),
         **{name: getattr(sums, name) for name in ("sqnr", "mse", "cosine", "l1", "atol", *ENDS)},
@@ -157,13 +154,8 @@ def _row(pair: QuantizedPair, constant: Constant, readers: int, known: SumsOfWei
     )
 
 
-def _params(pair: QuantizedPair, constant: Constant) -> QuantParams | None:
-    return pair.sites[constant.site].params if constant.site is not None else None
-
-
-def _by_side(counts: Sequence[Array]) -> Sums:
-    lines = np.array(counts, dtype=np.int32).reshape(-1, len(SIDES), BINS)
-    return {side: np.ascontiguousarray(lines[:, number]) for number, side in enumerate(SIDES)}
+def params_of(pair: QuantizedPair, constant: Constant | None) -> QuantParams | None:
+    return None if constant is None or constant.site is None else pair.sites[constant.site].params
 
 
 def _attribute(constant: Constant) -> str:
@@ -177,7 +169,7 @@ def _attribute(constant: Constant) -> str:
 
 def channel_axis(pair: QuantizedPair, constant: Constant) -> int | None:
     """The axis along which a weight is compared: that of its scales, or the op's output channels, if it has any."""
-    params = _params(pair, constant)
+    params = params_of(pair, constant)
     if params is not None and params.axis is not None:
         return params.axis
     if constant.reference.dim() < 2 or constant.op not in WEIGHTED | {"embedding", "embedding_bag"}:

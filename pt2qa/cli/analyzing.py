@@ -38,10 +38,7 @@ from pt2qa.errors import Pt2qaError
 )
 @click.option("--bad-cases", metavar="K", type=click.IntRange(1), help="Also find the K worst samples.")
 @click.option(
-    "--sensitivity",
-    "ranks_sites",
-    is_flag=True,
-    help="Also rank activations and weights by the noise that each adds.",
+    "--sensitivity", "ranks_sites", is_flag=True, help="Also rank activations and weights by the noise that each adds."
 )
 @click.option("--deployed", "deploys", is_flag=True, help="Also lower the model and compare the deployed kernels.")
 @click.option(
@@ -208,10 +205,8 @@ class _Analyses:
         if ranked is not None:
             yield "sensitivity", ranked
         if self.target is not None:
-            yield (
-                "reconfiguration",
-                pt2qa.reconfigure(pair, self.batches, target=self.target, sensitivity=ranked, mask=self.flow.mask),
-            )
+            options = {"target": self.target, "sensitivity": ranked, "mask": self.flow.mask}
+            yield "reconfiguration", pt2qa.reconfigure(pair, self.batches, **options)
 
     def _diagnosis(self, pair: Any) -> Any:
         """The diagnosis; None if there is none, for example without an SQNR, which must not stop the analyses."""
@@ -232,7 +227,6 @@ class _Analyses:
             return None
 
     def stem(self, spec: str) -> Path:
-        """What the paths of a quantizer's reports begin with."""
         # xnnpack:mode=dynamic,per_channel=false becomes xnnpack-mode=dynamic-per_channel=false.
         return self.folder / re.sub(r"[^\w.=-]+", "-", spec)
 

@@ -47,9 +47,8 @@ class Part:
             count = len(self.loader)  # type: ignore[arg-type]
         except TypeError:
             count = sum(1 for _ in self.loader)
-        return itertools.islice(
-            iter(self.loader), count * self.part // self.parts, count * (self.part + 1) // self.parts
-        )
+        first, end = (count * part // self.parts for part in (self.part, self.part + 1))
+        return itertools.islice(iter(self.loader), first, end)
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,8 @@ class Fit:
         inputs = tuple(_tensor(value, example) for value, example in zip(given, self.args, strict=False))
         if not isinstance(item, tuple | list):
             return inputs[0]
-        return (
-            item
-            if isinstance(item, tuple) and all(map(operator.is_, item, inputs)) and not item[len(inputs) :]
-            else inputs
-        )
+        same = isinstance(item, tuple) and len(item) == len(inputs) and all(map(operator.is_, item, inputs))
+        return item if same else inputs
 
     def said_of(self, item: Any) -> list[str]:
         """What it does to items such as this one that the user should know."""
@@ -171,12 +167,8 @@ class Sizes:
     def __str__(self) -> str:
         from pt2qa._report.prose import few
 
-        return few(
-            [
-                f"{leaf} has {few([str(size) for size in sorted(sizes)])} in dimension {axis}"
-                for (leaf, axis), sizes in self.axes.items()
-            ]
-        )
+        sizes = {place: few([*map(str, sorted(found))]) for place, found in self.axes.items()}
+        return few([f"{leaf} has {found} in dimension {axis}" for (leaf, axis), found in sizes.items()])
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], loaders: Iterable[Iterable[Any]]) -> Sizes | None:

@@ -344,6 +344,8 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     The exit code is 1 if a target is not met, if a kernel computes something else than the converted graph, if
     quantization gives NaN or infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+    from pt2qa._report.html import write_html
+
     make_folder(folder)
     given = load_flow(flow).fitted()
     done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
@@ -352,7 +354,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
-    done.write_page()
+    write(folder / "report.html", partial(write_html, list(done.reports.values())))
     reasons = done.shortcomings()
     say(*reasons)
     name, report = ("layers", done.reports["layers"]) if kernels is None else ("deployed", kernels)
@@ -456,11 +458,6 @@ class _Fix:
             return str(error)
         write(self.folder / "flow.patch", partial(write_atomic, content=made))
         return ""
-
-    def write_page(self) -> None:
-        from pt2qa._report.html import write_html
-
-        write(self.folder / "report.html", partial(write_html, list(self.reports.values())))
 
     def shortcomings(self) -> list[str]:
         """Why the exit code is 1."""

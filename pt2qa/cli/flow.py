@@ -25,15 +25,7 @@ from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
 OPTIONAL: Final = (
-    "inputs_of",
-    "dynamic_shapes",
-    "evaluation",
-    "mask",
-    "metric",
-    "target",
-    "classes",
-    "overrides",
-    "as_deployed",
+    *("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes", "overrides", "as_deployed"),
 )
 
 

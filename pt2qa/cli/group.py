@@ -26,6 +26,17 @@ else:
 DEBUG: Final = "pt2qa.debug"
 JSON: Final = "pt2qa.json"
 
+_JSON_OPTION: Final = click.Option(
+    ["--json"],
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, _, asked: context.meta.update({JSON: asked}),
+    help="Print one JSON document on stdout, and the text for people on stderr.",
+)
+_DEBUG_OPTION: Final = click.Option(
+    ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error, and all that torch prints."
+)
+
 
 class Failure(click.ClickException):
     """An expected error: one line on stderr, exit code 2; with ``--debug``, preceded by the traceback."""
@@ -62,7 +73,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [_json_option(), _debug_option()]
+        self.params += [_JSON_OPTION, _DEBUG_OPTION]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; with ``--json``, what it prints for people goes to stderr."""
@@ -120,7 +131,7 @@ class Commands(click.Group):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(_debug_option())
+        self.params.append(_DEBUG_OPTION)
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
         """Parse the arguments; errors in them become a :class:`Failure`."""
@@ -208,20 +219,6 @@ def _version(context: click.Context, parameter: click.Parameter, asked: bool) ->
         stack = f"torch {here.torch}, torchao {here.torchao}, executorch {here.executorch}"
         click.echo(f"pt2qa {here.pt2qa} ({stack})")
         context.exit()
-
-
-def _json_option() -> click.Option:
-    def ask(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-        context.meta[JSON] = asked
-
-    said = "Print one JSON document on stdout, and the text for people on stderr."
-    return click.Option(["--json"], is_flag=True, expose_value=False, callback=ask, help=said)
-
-
-def _debug_option() -> click.Option:
-    return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error, and all that torch prints."
-    )
 
 
 def say(*lines: str) -> None:

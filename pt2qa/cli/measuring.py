@@ -172,12 +172,7 @@ def compare(flow: str, specs: Sequence[str], printing: options.Printing) -> None
 @options.overrides
 @options.saves_report
 def sensitivity(
-    flow: str,
-    spec: str,
-    resume: Path | None,
-    overrides: Path | None,
-    printing: options.Printing,
-    **asked: Any,
+    flow: str, spec: str, resume: Path | None, overrides: Path | None, printing: options.Printing, **asked: Any
 ) -> None:
     """Rank activations and weights by what quantizing each one alone costs the output.
 

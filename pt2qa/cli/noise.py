@@ -19,10 +19,8 @@ LOGGED: Final = {
 }
 """Loggers, and the messages of theirs that are dropped, as they are before their arguments are put in."""
 
-WARNED: Final = (
-    (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning, "copyreg"),  # copies of exported graphs
-)
-"""Warnings that are dropped: message, category and the module that is blamed."""
+WARNED: Final = (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning, "copyreg")
+"""The warning that is dropped, of copies of exported graphs: message, category and the module that is blamed."""
 
 PRINTER: Final = b"[cpuinfo_utils.cpp:"
 PRINTED: Final = re.escape(PRINTER) + rb"\d+\] (Reading file |Failed to open midr file |CPU info and manual query)"
@@ -37,8 +35,7 @@ def without_noise() -> Iterator[Printed]:
         logging.getLogger(name).addFilter(each)
     try:
         with warnings.catch_warnings():
-            for message, category, module in WARNED:
-                warnings.filterwarnings("ignore", message, category, module)
+            warnings.filterwarnings("ignore", *WARNED)
             yield Printed()
     finally:
         for name, each in filters.items():

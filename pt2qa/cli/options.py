@@ -76,9 +76,7 @@ backend = click.option(
     help="What lowers and runs the quantized model: NAME, or NAME:option=value,...  [default: the quantizer's]",
 )
 overrides = source(
-    "--overrides",
-    metavar="PLAN.json",
-    help="Quantize with the edits of this plan, which an earlier analyze wrote.",
+    "--overrides", metavar="PLAN.json", help="Quantize with the edits of this plan, which an earlier analyze wrote."
 )
 flow = click.argument("flow", metavar="FLOW.py[:function]", type=InputFile())
 

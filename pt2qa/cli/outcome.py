@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from math import floor, isfinite
+from math import floor, isfinite, isnan
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,7 +95,7 @@ def plain(value: Any) -> Any:
     {'sqnr': None, 'drop': '-inf', 'shape': [2, 3]}
     """
     if isinstance(value, float):
-        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+        return value if isfinite(value) else None if isnan(value) else str(value)
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -128,10 +128,7 @@ def rendered(template: str, **parts: Any) -> str:
 
     # No page of HTML: the text is Python.
     environment = Environment(
-        loader=PackageLoader("pt2qa", "cli"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+        loader=PackageLoader("pt2qa", "cli"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     return environment.get_template(template).render(parts)
 
@@ -148,7 +145,6 @@ class _Draft:
         self.net: Any = None
 
     def text(self) -> str:
-        """The flow file."""
         imports = sorted(self.imports, key=lambda line: (line.startswith("from"), line))
         return rendered("flow.py.jinja", folders=self.folders, imports=imports, **self.parts)
 

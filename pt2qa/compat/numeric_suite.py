@@ -109,7 +109,7 @@ class QuantizedModel(nn.Module):
 
     def state_dict(self) -> Weights:  # type: ignore[override]
         """Parameters by their names in the float model, dequantized: ``dequantize()`` of a float tensor is itself."""
-        fused = set(self._leaves(fused=True))
+        fused = set(self.leaves(fused=True))
         found = Weights()
         for constant in self.pair.program.constants:
             if isinstance(constant.reference, Tensor) and constant.attribute:
@@ -119,11 +119,11 @@ class QuantizedModel(nn.Module):
                 found[key], found.floats[key] = constant.quantized.detach(), constant.reference.detach()
         return found
 
-    def leaves(self) -> list[str]:
-        """The paths of the innermost modules, in graph order; of conv and relu that were fused, that of both."""
-        return self._leaves(fused=False)
+    def leaves(self, *, fused: bool = False) -> list[str]:
+        """The paths of the innermost modules, in graph order; of conv and relu that were fused, that of both.
 
-    def _leaves(self, *, fused: bool) -> list[str]:
+        With ``fused``, of fused ones alone.
+        """
         paths = dict.fromkeys(_leaf(step, fused) for step in self.pair.program.steps if step.site is None)
         return [path for path in paths if path and not any(other.startswith(f"{path}.") for other in paths)]
 

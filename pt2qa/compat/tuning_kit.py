@@ -210,9 +210,7 @@ class QuantAnalysis:
         self, baseline_model_profiler_path: Folder, analysis_model_profiler_path: Folder
     ) -> None:
         """Compares what two :class:`ModelProfiler` have left, in place of running the models."""
-        self._profiles = tuple(
-            Path(each) / PROFILE for each in (baseline_model_profiler_path, analysis_model_profiler_path)
-        )
+        self._profiles = (Path(baseline_model_profiler_path) / PROFILE, Path(analysis_model_profiler_path) / PROFILE)
 
     def run(self, device: Any = None, index: int | None = None) -> None:
         """Runs both models on the bad cases, or on the one with this index, and writes the table of layers."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._check import analysis
-from pt2qa._check.context import CheckContext, UnavailableError, kind_of, require
+from pt2qa._check.context import CheckContext, kind_of, require
 from pt2qa._check.rules import capturing, modules, programs, quantizers, sites
 from pt2qa._quantize.pairing import fingerprint
 from pt2qa._report.rows import Environment
@@ -169,7 +169,7 @@ def test_a_context_knows_what_follows_from_its_subject() -> None:
         assert made.is_exported
         assert "conv1/conv2d" in made.nodes
         assert made.known("plugin") is None
-        with pytest.raises(UnavailableError, match="without a quantizer"):
+        with pytest.raises(DoesNotApplyError, match="without a quantizer"):
             made.plugin  # noqa: B018
     foreign = CheckContext("pair", pt2qa.pair(pair.reference, pair.quantized))
     assert foreign.known("plugin") is None
@@ -179,7 +179,7 @@ def test_a_context_knows_what_follows_from_its_subject() -> None:
         half = CheckContext("pair", replace(pair, **change))
         assert {(product.state, product.annotated) for product in half.products} == {("quantized", None)}
     assert {(product.state, product.annotated) for product in of_pair.products} == {("quantized", True)}
-    with pytest.raises(UnavailableError, match="without data: pass batches="):
+    with pytest.raises(DoesNotApplyError, match="without data: pass batches="):
         of_pair.layers  # noqa: B018
     assert of_pair.weights
     assert [product.name for product in of_pair.integer_products] == ["conv1/conv2d", "conv2/conv2d", "fc/linear"]
@@ -189,11 +189,11 @@ def test_what_cannot_be_made_is_tried_once() -> None:
     model = nn.Linear(3, 2).eval()
     context = CheckContext("model", model, args=(torch.ones(1, 2),))
     for _ in range(2):
-        with pytest.raises(UnavailableError, match="the model could not be captured"):
+        with pytest.raises(DoesNotApplyError, match="the model could not be captured"):
             context.capture  # noqa: B018
     assert list(context.errors) == ["capture"]
     assert context.known("graph") is None
-    with pytest.raises(UnavailableError, match="without example inputs"):
+    with pytest.raises(DoesNotApplyError, match="without example inputs"):
         CheckContext("model", model).capture  # noqa: B018
     with pytest.raises(DoesNotApplyError, match="to nothing"):
         require([], "to nothing")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pt2qa._check.context import CheckContext, require
 from pt2qa._check.products import Product, own_spec, spec_read
 from pt2qa._check.rules.specs import NOTHING_ANNOTATED
+from pt2qa._grouping import grouped
 from pt2qa._report.prose import counted, few
 from pt2qa._simulator.products import CONVOLUTIONS, OPAQUE, RECURRENT, WEIGHTED
 from pt2qa.overrides import Annotations, fusions_in
@@ -109,13 +110,10 @@ def float_op(context: CheckContext) -> Iterator[Found]:
     products = context.products
     passed = _left_on_purpose(context, products) | _missed(context)
     callers = {name.name: name.module_type for name in context.names.values()}
-    groups: dict[tuple[str, str], list[Product]] = defaultdict(list)
-    for product in products:
-        # The rules opaque-recurrent, opaque-attention and nested-graph say why these stay in float.
-        has_a_rule = product.owner or product.op in OPAQUE
-        if product.state == "float" and not has_a_rule and product.name not in passed:
-            groups[_reason(product, products, callers[product.name])].append(product)
-    for (why, fix), alike in groups.items():
+    # The rules opaque-recurrent, opaque-attention and nested-graph say why the others stay in float.
+    own = [each for each in products if each.state == "float" and not each.owner and each.op not in OPAQUE]
+    reasons = ((_reason(each, products, callers[each.name]), each) for each in own if each.name not in passed)
+    for (why, fix), alike in grouped(reasons).items():
         share = sum(product.share for product in alike)
         count = f"{len(alike)} {alike[0].op} with {share:.1%} of the model's multiply-adds"
         # Where int8 saves three quarters of 1 % at best, it is a note.

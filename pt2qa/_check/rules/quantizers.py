@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import Node
 
-from pt2qa._check.context import NO_QUANTIZER, CheckContext, UnavailableError, require
+from pt2qa._check.context import NO_QUANTIZER, CheckContext, require
 from pt2qa._check.rules.programs import decomposed_first
 from pt2qa._graph.handles import copy_to_edit
 from pt2qa._graph.internals.nodes import module_stack
@@ -36,7 +36,7 @@ def quantizer_fails(context: CheckContext) -> Iterator[Found]:
     require(not is_foreign(context.quantizer), "to quantizers of another package")
     try:
         context.annotations  # noqa: B018  annotating is what may fail
-    except UnavailableError:
+    except DoesNotApplyError:
         if context.is_exported and (context.fixing_passes or any(decomposed_first.find(context))):
             raise DoesNotApplyError("where another rule reports why the quantizer fails") from None
         failed = [str(context.errors[what]) for what in ("quantizer", "annotations") if what in context.errors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 from typing import Any, Final, get_args
@@ -13,6 +13,7 @@ from torch import Tensor
 from pt2qa._conformance.properties.property import Outcome, SkippedError, annotated_in, failed, holds, passed
 from pt2qa._conformance.trial import Failure, Stage, Trial, some
 from pt2qa._graph.internals.torch import pytree
+from pt2qa._grouping import grouped
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.program import Program, QuantParams, Site, Step
@@ -72,11 +73,7 @@ def _reached(trial: Trial, stage: Stage, what: str) -> Outcome:
 
 
 def _pair(trial: Trial) -> QuantizedPair:
-    """The converted pair.
-
-    Raises:
-        SkippedError: there is none.
-    """
+    """The converted pair; a SkippedError if there is none."""
     annotated_in(trial)
     if isinstance(trial.pair, Failure):
         raise SkippedError(f"not reached: see {'simulator' if trial.pair.stage == 'lower' else trial.pair.stage}")
@@ -173,9 +170,7 @@ class IdealSimulator(Simulator):
         self._ranges: dict[int, Range] = {}
         self._shared: dict[int, Range] = {}
         self.run(values, on=True)
-        groups: dict[Hashable, list[Range]] = defaultdict(list)
-        for index, found in self._ranges.items():
-            groups[_scale_of(index, program)].append(found)
+        groups = grouped((_scale_of(index, program), found) for index, found in self._ranges.items())
         for index, found in self._ranges.items():
             self._shared[index] = found
             if program.sites[index].params.axis is None:

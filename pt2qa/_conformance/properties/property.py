@@ -109,11 +109,7 @@ def holds(claim: str) -> Callable[[Callable[[Trial], Outcome]], Property]:
 
 
 def annotated_in(trial: Trial, *, even_nothing: bool = False) -> Annotated:
-    """The annotated capture.
-
-    Raises:
-        SkippedError: ``annotate`` fails or, unless ``even_nothing``, annotates nothing.
-    """
+    """The annotated capture; a SkippedError if ``annotate`` fails or, unless ``even_nothing``, annotates nothing."""
     if isinstance(trial.annotated, Failure):
         raise SkippedError("annotate fails: see prepare")
     if not trial.annotated.annotations.edges and not even_nothing:

@@ -10,6 +10,7 @@ from inspect import getdoc
 from math import inf, isnan, nan
 from typing import Final
 
+from pt2qa._grouping import grouped
 from pt2qa._report.base import Report, check_name
 from pt2qa._report.diff import Measure, Reading, diff, find_measure, names_in, readings
 from pt2qa._report.diff_report import DiffRow, ReportDiff
@@ -123,13 +124,8 @@ def gate(
 
 def _drops(found: ReportDiff, max_drop: float) -> Iterator[GateCheck]:
     """Checks that nothing got worse by more than ``max_drop``: the numbers of the whole report, then the rows."""
-    outputs: dict[str, list[DiffRow]] = {}
-    for row in found.figures:
-        if row.role:
-            outputs.setdefault(row.role, []).append(row)
-        else:
-            yield _figure(row, max_drop)
-    for name, rows in outputs.items():
+    yield from (_figure(row, max_drop) for row in found.figures if not row.role)
+    for name, rows in grouped((row.role, row) for row in found.figures if row.role).items():
         yield _table(f"outputs.{name}", rows[0].unit, rows, max_drop)
     if found.worst_is:
         yield _table(found.measure, found.unit, found.rows, max_drop)
@@ -173,32 +169,19 @@ def _alone(found: ReportDiff, status: str, whose: str) -> Iterator[str]:
 def _figure(row: DiffRow, max_drop: float) -> GateCheck:
     # Yes or no, such as whether a target is met: any drop counts.
     allowed = 0.0 if row.name in ("met", "passed") else max_drop
-    return GateCheck(
-        what=f"drop of {row.name}",
-        limit=f"<= {limit_text(allowed, row.unit)}",
-        measured=row.loss,
-        unit=row.unit,
-        passed=_is_kept(row, allowed),
-        rows=0,
-        where=(row.note or _change(row, row.unit),),
-    )
+    limit, where = f"<= {limit_text(allowed, row.unit)}", row.note or _change(row, row.unit)
+    return GateCheck(f"drop of {row.name}", limit, row.loss, row.unit, _is_kept(row, allowed), 0, (where,))
 
 
 def _table(measure: str, unit_of_rows: str, rows: Sequence[DiffRow], max_drop: float) -> GateCheck:
     def place_of(row: DiffRow) -> str:
         return row.place if row.role != measure.rpartition(".")[2] else row.name
 
-    items = [
-        Item(
-            place=place_of(row),
-            number=row.loss,
-            good=_is_kept(row, max_drop),
-            badness=row.loss,
-            shown=row.note or f"{exact(row.loss, unit_of_rows)}, {_change(row, unit_of_rows)}",
-        )
-        for row in rows
-        if row.status not in {"new", "gone"} and not row.is_silent
-    ]
+    items = []
+    for row in rows:
+        if row.status not in {"new", "gone"} and not row.is_silent:
+            shown = row.note or f"{exact(row.loss, unit_of_rows)}, {_change(row, unit_of_rows)}"
+            items.append(Item(place_of(row), row.loss, _is_kept(row, max_drop), badness=row.loss, shown=shown))
     if measure.startswith("outputs."):
         # A layer may be renamed or fused; an output of the baseline must not go missing.
         gone = [place_of(row) for row in rows if row.status == "gone"]

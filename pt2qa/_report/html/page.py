@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any, Final
 
 from pt2qa._decibels import LOW_SQNR
+from pt2qa._grouping import grouped
 from pt2qa._printable import clean_lines
 from pt2qa._report.atomic import write_atomic
 from pt2qa._report.base import Grade, Report, Step
@@ -28,13 +29,9 @@ SEVERITY: Final[tuple[Grade, ...]] = ("bad", "warning", "good", "plain")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the page shows for one report.
+    """What the page shows for one report; the first of its lines is the verdict in words.
 
-    Args:
-        id: of the element, to link to.
-        lines: what to look at, in sentences; the first is the verdict in words.
-        advice: what to do; None if the report gives no advice.
-        charts, graph, tables: data for the scripts.
+    ``id`` is that of the element, to link to; charts, graph and tables are data for the scripts.
     """
 
     id: str
@@ -151,13 +148,11 @@ def html_page(reports: Report | Sequence[Report]) -> str:
         raise ReportError("a page needs at least one report, got none")
     sections = sections_of(given)
     models = [getattr(each.report, "model", "") for each in sections]
+    data = {each.id: {"tables": each.tables, "charts": each.charts, "graph": each.graph} for each in sections}
     return rendered(
         "page.html.jinja",
         ("start.js", "tables.js", "charts.js", "graph.js", "page.js"),
-        {
-            section.id: {"tables": section.tables, "charts": section.charts, "graph": section.graph}
-            for section in sections
-        },
+        data,
         title=", ".join(dict.fromkeys(filter(None, models))) or "Reports",
         sections=sections,
         environments=_environments(sections),
@@ -198,11 +193,8 @@ def _cleaned(data: Any) -> Any:
 
 def _environments(sections: Sequence[Section]) -> list[tuple[Environment, list[Section]]]:
     """Each environment once, with the reports that were made in it."""
-    found: dict[Environment, list[Section]] = {}
-    for section in sections:
-        if made_in := getattr(section.report, "environment", None):
-            found.setdefault(made_in, []).append(section)
-    return list(found.items())
+    made = ((getattr(section.report, "environment", None), section) for section in sections)
+    return list(grouped((made_in, section) for made_in, section in made if made_in is not None).items())
 
 
 ORDERS: Final = ("handle", "site")
@@ -251,9 +243,7 @@ def graph_data(report: Report, others: Sequence[Report]) -> dict[str, Any] | Non
     known = {name: place for place, name in enumerate(inputs)}
     names = [str(cell(row, "name")) for row in rows]
     place = {number: (known.get(name, len(known)), cell(rows[number], by)) for number, name in enumerate(names)}
-    ops: dict[str, list[int]] = {}
-    for number in sorted(place, key=place.__getitem__):
-        ops.setdefault(names[number], []).append(number)
+    ops = grouped((names[number], number) for number in sorted(place, key=place.__getitem__))
     modules = {name: str(cell(rows[numbers[0]], "module")) for name, numbers in ops.items()}
     around = {name: map(Part, module.split(".", DEEPEST) if module else ()) for name, module in modules.items()}
     paths = _by_call({name: (*parts, Part(name, is_op=True)) for name, parts in around.items()})
