@@ -153,7 +153,7 @@ class Lockstep:
             return step.index
         ref, quant, isolated = self._op(step)
         splits = ref is not quant and self._splits([ref, quant, *isolated.values()])
-        ops = self._pointwise_after(step) if splits else []
+        ops, site = self._pointwise_after(step) if splits else ([], None)
         end = ops[-1] if ops else step
         self.reference[end.out], self.quantized[end.out] = ref, quant
         for group, value in isolated.items():
@@ -161,7 +161,6 @@ class Lockstep:
         if not ops:
             self.visit(Event(step, ref, quant, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ()))
             return step.index
-        site = self._site_after(end)
         if site is not None:
             self._round_all(site, [step, *ops], ref, quant, isolated)
             return site.index
@@ -225,11 +224,16 @@ class Lockstep:
             for value in values
         )
 
-    def _pointwise_after(self, step: Step) -> list[Step]:
-        """The ops right after a step that may overwrite its value element by element, in all runs and groups."""
+    def _pointwise_after(self, step: Step) -> tuple[list[Step], Step | None]:
+        """The ops right after a step that may overwrite its value element by element, in all runs and groups.
+
+        And the site right after them, if it rounds the last of their values in pieces.
+        """
         found: list[Step] = []
         steps, last = self.program.steps, step
         for follower in steps[step.index + 1 :]:
+            if follower.reads == (last.out,) and self._rounds_pieces(follower):
+                return found, follower
             alike = self.groups_of.get(follower.index, []) == self.groups_of.get(step.index, [])
             overwrites = self._allocated(step.out) and follower.reuse and follower.reuse_all_on
             alone = follower.reads == (last.out,) and not follower.constants
@@ -238,11 +242,7 @@ class Lockstep:
                 break
             found.append(follower)
             last = follower
-        return found
-
-    def _site_after(self, step: Step) -> Step | None:
-        following = self.program.steps[step.index + 1 : step.index + 2]
-        return next((site for site in following if site.reads == (step.out,) and self._rounds_pieces(site)), None)
+        return found, None
 
     def _rounds_pieces(self, step: Step) -> bool:
         return step.site is not None and self.simulator.fused and is_elementwise(step.function)

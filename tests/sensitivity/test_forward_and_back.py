@@ -112,6 +112,14 @@ def test_gradients_are_those_of_autograd_through_the_float_graph(pair: Any) -> N
     assert all(value is None for step, value in ((step, run.env[step.out]) for step in pair.program.steps))
 
 
+def test_an_op_that_no_gradient_reaches_may_write_to_a_value_that_others_share() -> None:
+    pair = quantized_pair(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), torch.randn(3, 4))
+    (tanh,) = (step for step in pair.program.steps if step.op == "tanh")
+    tanh.mutates = True
+    (output,) = GradientRun(pair.simulator, pair.values(torch.ones(3, 4))).outputs()
+    assert torch.equal(output, pair.reference(torch.ones(3, 4)))
+
+
 def test_gradients_for_several_vectors_keep_the_graph_until_the_last() -> None:
     x, unused = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
     y = x * x
