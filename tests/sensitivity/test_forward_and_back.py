@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._sensitivity import analysis
 from pt2qa._sensitivity.costs import CLEARLY, Costs
-from pt2qa._sensitivity.gradients import GradientRun, gradients_of, laid_out_inputs, tracked_slots
+from pt2qa._sensitivity.gradients import GradientRun, float_tensors, gradients_of, laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST
@@ -130,6 +130,14 @@ def test_gradients_for_several_vectors_keep_the_graph_until_the_last() -> None:
     assert [each.tolist() for each in found[0]] == [[2.0, 0.0], [0.0, 4.0], [2.0, 4.0]]
     with pytest.raises(RuntimeError, match="second time"):
         gradients_of([y], [x], [vectors])
+
+
+def test_floating_point_tensors_are_found_among_other_values() -> None:
+    first, second = torch.ones(2), torch.ones(0)
+    assert [id(each) for each in float_tensors([first, torch.ones(2).long(), 3, {"a": (None, second)}])] == [
+        id(first),
+        id(second),
+    ]
 
 
 def test_slots_behind_what_is_rounded_are_tracked() -> None:
