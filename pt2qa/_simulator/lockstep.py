@@ -85,11 +85,7 @@ class Lockstep:
             for index in sorted(group):
                 self.groups_of[index].append(number)
         # By the result of each site: the value that it rounds, or that a site before it rounds.
-        self.site_source = {
-            site.result: self.program.unrounded(site.source)
-            for site in self.program.sites
-            if site.result != site.source
-        }
+        self.site_source = {site.result: self.program.unrounded(site.source) for site in self.program.sites}
         self.alone: dict[_Key, Any] = {}
         self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
         self.drop = self._lifetimes()

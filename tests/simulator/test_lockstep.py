@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._metrics import CHUNK
 from pt2qa._simulator.lifetimes import slots_in
-from pt2qa._simulator.program import Step
 from pt2qa._simulator.lockstep import Event, Lockstep
 from pt2qa._simulator.program import Step
 from pt2qa._simulator.simulator import tensors_equal
