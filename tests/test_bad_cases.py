@@ -482,6 +482,11 @@ def test_a_batch_without_samples_is_not_empty_where_the_reference_alone_gives_a_
     monkeypatch.setattr(Verification, "run", overflowing)
     batches = [(torch.rand(size, 4), torch.rand(2, 4) + 1) for size in (0, 3)]
     assert [(apart.batch, apart.what) for apart in found(pair, batches).set_apart] == [(0, "infinite"), (1, "infinite")]
+    # One without a number in the reference, either, is empty.
+    empty = torch.rand(0, 4), torch.full((2, 4), math.inf)
+    report = found(pair, [empty, batches[1]])
+    assert [(apart.batch, apart.what) for apart in report.set_apart] == [(0, "no samples"), (1, "infinite")]
+    assert report.steps == 2
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

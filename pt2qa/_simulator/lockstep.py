@@ -85,11 +85,7 @@ class Lockstep:
             for index in sorted(group):
                 self.groups_of[index].append(number)
         # By the result of each site: the value that it rounds, or that a site before it rounds.
-        self.site_source = {
-            site.result: self.program.unrounded(site.source)
-            for site in self.program.sites
-            if site.result != site.source
-        }
+        self.site_source = {site.result: self.program.unrounded(site.source) for site in self.program.sites}
         self.alone: dict[_Key, Any] = {}
         self.allocating = {step.index for step in self.program.steps if op_rules.allocates(step.function)}
         self.drop = self._lifetimes()
@@ -153,7 +149,7 @@ class Lockstep:
             return step.index
         ref, quant, isolated = self._op(step)
         splits = ref is not quant and self._splits([ref, quant, *isolated.values()])
-        ops = self._pointwise_after(step) if splits else []
+        ops, site = self._pointwise_after(step) if splits else ([], None)
         end = ops[-1] if ops else step
         self.reference[end.out], self.quantized[end.out] = ref, quant
         for group, value in isolated.items():
@@ -161,7 +157,6 @@ class Lockstep:
         if not ops:
             self.visit(Event(step, ref, quant, isolated, shape=tuple(ref.shape) if isinstance(ref, Tensor) else ()))
             return step.index
-        site = self._site_after(end)
         if site is not None:
             self._round_all(site, [step, *ops], ref, quant, isolated)
             return site.index
@@ -225,11 +220,16 @@ class Lockstep:
             for value in values
         )
 
-    def _pointwise_after(self, step: Step) -> list[Step]:
-        """The ops right after a step that may overwrite its value element by element, in all runs and groups."""
+    def _pointwise_after(self, step: Step) -> tuple[list[Step], Step | None]:
+        """The ops right after a step that may overwrite its value element by element, in all runs and groups.
+
+        And the site right after them, if it rounds the last of their values in pieces.
+        """
         found: list[Step] = []
         steps, last = self.program.steps, step
         for follower in steps[step.index + 1 :]:
+            if follower.reads == (last.out,) and self._rounds_pieces(follower):
+                return found, follower
             alike = self.groups_of.get(follower.index, []) == self.groups_of.get(step.index, [])
             overwrites = self._allocated(step.out) and follower.reuse and follower.reuse_all_on
             alone = follower.reads == (last.out,) and not follower.constants
@@ -238,11 +238,7 @@ class Lockstep:
                 break
             found.append(follower)
             last = follower
-        return found
-
-    def _site_after(self, step: Step) -> Step | None:
-        following = self.program.steps[step.index + 1 : step.index + 2]
-        return next((site for site in following if site.reads == (step.out,) and self._rounds_pieces(site)), None)
+        return found, None
 
     def _rounds_pieces(self, step: Step) -> bool:
         return step.site is not None and self.simulator.fused and is_elementwise(step.function)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa._bad_cases.case_metrics import OutputPair, output_pairs
-from pt2qa._bad_cases.predictions import NOTHING, distinct, predictions
+from pt2qa._bad_cases.predictions import NOTHING, check_names, distinct, predictions
 from pt2qa._report.html import html_page
 from pt2qa._simulator.data import LEADING
 
@@ -127,3 +128,26 @@ def test_names_must_be_those_of_an_output(found: pt2qa.BadCases) -> None:
     with pytest.raises(pt2qa.SelectionError) as caught:
         pt2qa.find_bad_cases(pair, [x], classes=NAMES, progress=False)
     assert str(caught.value) == "classes has 4 names, and no output has as many scores: output (2, 3)."
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fits"),
+    [
+        pytest.param([(torch.ones(2, 4), torch.ones(2, 3))], True, id="scores of the reference"),
+        pytest.param([(torch.ones(2, 3), torch.ones(2, 4))], False, id="scores of the quantized model"),
+        pytest.param([(torch.ones(2, 5, 4), torch.ones(2, 5, 4))], True, id="scores by position"),
+        pytest.param([(torch.ones(2, 4, 5), torch.ones(2, 4, 5))], False, id="as many positions"),
+        pytest.param([(torch.ones(2, 3).long(), torch.ones(2, 3).long())], True, id="classes"),
+        pytest.param(
+            [(torch.ones(2, 3), torch.ones(2, 3)), (torch.ones(2, 4), torch.ones(2, 4))], True, id="one of two"
+        ),
+        pytest.param([(torch.ones(3, 4), torch.ones(3, 4))], False, id="of the batch as a whole"),
+        pytest.param([(None, None)], False, id="no tensor"),
+    ],
+)
+def test_names_fit_an_output_that_has_so_many_scores_or_holds_classes(outputs: list[Any], fits: bool) -> None:
+    reference, quantized = zip(*outputs, strict=True)
+    pairs = list(output_pairs(reference, quantized, 0, 2, [None] * len(outputs), None))
+    check_names((), pairs)
+    with contextlib.nullcontext() if fits else pytest.raises(pt2qa.SelectionError, match="classes has 4 names"):
+        check_names(NAMES, pairs)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._sensitivity import analysis
 from pt2qa._sensitivity.costs import CLEARLY, Costs
-from pt2qa._sensitivity.gradients import GradientRun, gradients_of, laid_out_inputs, tracked_slots
+from pt2qa._sensitivity.gradients import GradientRun, float_tensors, gradients_of, laid_out_inputs, tracked_slots
 from pt2qa._sensitivity.metrics import OutputMetric
 from pt2qa._sensitivity.paths import plan_paths
 from pt2qa._sensitivity.precision import FEWEST, MOST
@@ -112,6 +112,14 @@ def test_gradients_are_those_of_autograd_through_the_float_graph(pair: Any) -> N
     assert all(value is None for step, value in ((step, run.env[step.out]) for step in pair.program.steps))
 
 
+def test_an_op_that_no_gradient_reaches_may_write_to_a_value_that_others_share() -> None:
+    pair = quantized_pair(nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), torch.randn(3, 4))
+    (tanh,) = (step for step in pair.program.steps if step.op == "tanh")
+    tanh.mutates = True
+    (output,) = GradientRun(pair.simulator, pair.values(torch.ones(3, 4))).outputs()
+    assert torch.equal(output, pair.reference(torch.ones(3, 4)))
+
+
 def test_gradients_for_several_vectors_keep_the_graph_until_the_last() -> None:
     x, unused = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
     y = x * x
@@ -122,6 +130,14 @@ def test_gradients_for_several_vectors_keep_the_graph_until_the_last() -> None:
     assert [each.tolist() for each in found[0]] == [[2.0, 0.0], [0.0, 4.0], [2.0, 4.0]]
     with pytest.raises(RuntimeError, match="second time"):
         gradients_of([y], [x], [vectors])
+
+
+def test_floating_point_tensors_are_found_among_other_values() -> None:
+    first, second = torch.ones(2), torch.ones(0)
+    assert [id(each) for each in float_tensors([first, torch.ones(2).long(), 3, {"a": (None, second)}])] == [
+        id(first),
+        id(second),
+    ]
 
 
 def test_slots_behind_what_is_rounded_are_tracked() -> None:

@@ -87,7 +87,7 @@ def ledger(metric: OutputMetric) -> Ledger:
     found = Ledger()
     for number, samples in enumerate(SAMPLES):
         reference = outputs(number, samples)
-        found.data.append(SensitivityBatch(f"batch {number}", samples, signal_of(reference)))
+        found.data.append(SensitivityBatch(f"batch {number}", samples, signal_of(reference), 8 * number))
         for place in (ALL_SITES, 0, 1, 2):
             found.add(metric.part(place, number, reference, of_place(place, reference), samples))
     return found
@@ -116,7 +116,7 @@ def test_every_number_of_a_report_is_that_of_numpy(metric: Any) -> None:
         for each in [outputs(n, s)["scores"], outputs(n, s)["sum"]]
     )
     assert found["signal"] == pytest.approx(signal, rel=1e-6)
-    assert (found["batches"], found["samples"], found["planned"], found["projections"]) == (2, 5, 3, 0)
+    assert (found["batches"], found["samples"], found["planned"], found["projections"]) == (2, 5, 3, 8)
     assert [(part.batch, part.place) for part in found["parts"]] == [(b, p) for b in range(2) for p in range(-1, 3)]
 
 

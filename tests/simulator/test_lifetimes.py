@@ -161,6 +161,20 @@ def written_twice(graph: Graph, call: Any) -> Any:
     return call("write", ATEN.mul_.Tensor, call("first", ATEN.add_.Tensor, y, 1), 2)
 
 
+def written_twice_and_read_by_its_second_name(graph: Graph, call: Any) -> Any:
+    y = call("y", ATEN.tanh.default, graph.placeholder("x"))
+    first = call("first", ATEN.add_.Tensor, y, 1)
+    call("write", ATEN.mul_.Tensor, y, 2)
+    return call("again", ATEN.relu.default, first)
+
+
+def written_through_a_view_before(graph: Graph, call: Any) -> Any:
+    y = call("y", ATEN.tanh.default, graph.placeholder("x"))
+    first = call("first", ATEN.add_.Tensor, call("view", ATEN.view.default, y, [-1]), 1)
+    call("write", ATEN.mul_.Tensor, y, 2)
+    return call("again", ATEN.relu.default, first)
+
+
 def written_and_read_by_its_first_name(graph: Graph, call: Any) -> Any:
     y = call("y", ATEN.tanh.default, graph.placeholder("x"))
     call("write", ATEN.add_.Tensor, y, 1)
@@ -197,6 +211,8 @@ def view_as_second_argument(graph: Graph, call: Any) -> Any:
         (seen_after, True),
         (written_through_a_view, True),
         (written_twice, False),
+        (written_twice_and_read_by_its_second_name, False),
+        (written_through_a_view_before, True),
         (written_and_read_by_its_first_name, False),
         (view_of_the_written_one, True),
         (twin_read_after, True),

@@ -265,6 +265,51 @@ def test_events_in_pieces_are_those_of_plain_runs(layout: torch.memory_format) -
     assert len(found[site.index].reference) == 1, "the converted ops round the whole"
 
 
+def test_ops_overwrite_only_what_the_other_run_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            early = x.tanh()
+            late: Tensor = self.linear(early).sigmoid().relu()
+            return early.sigmoid().relu().clamp(min=late)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    pair = quantized_pair(Mixed(), x)
+    calls: dict[str, list[bool]] = {}
+    right = pair.simulator.call
+
+    def call(step: Step, values: Any, reuse: bool) -> Any:
+        calls.setdefault(step.name, []).append(reuse)
+        return right(step, values, reuse)
+
+    monkeypatch.setattr(pair.simulator, "call", call)
+    Lockstep(pair.simulator).run([x], lambda event: None)
+    assert calls == {
+        "tanh": [False],
+        "linear/linear": [False, False],
+        "sigmoid": [True, True],
+        "relu": [True, True],
+        "sigmoid_1": [False],
+        "relu_1": [False],
+        "clamp": [False, False],
+    }
+    # By itself, an op reads the values of the reference, and no copies of them.
+    read: dict[str, bool] = {}
+    run = Lockstep(pair.simulator, groups=[[step.index] for step in pair.program.steps if step.site is None])
+
+    def same(step: Step, values: Any, reuse: bool) -> Any:
+        read.setdefault(step.name, all(values[slot] is run.reference[slot] for slot in step.reads))
+        return right(step, values, reuse)
+
+    monkeypatch.setattr(pair.simulator, "call", same)
+    run.run([x], lambda event: None)
+    assert [name for name, is_same in read.items() if not is_same] == ["linear/linear", "sigmoid"]
+
+
 def test_nothing_is_left_when_the_last_step_ran() -> None:
     pair, values = PAIRS["residual"]()
     groups = [region.steps for region in pair.regions]

@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
+from pt2qa._diagnosis.budget import sites_before
 from pt2qa._graph.handles import op_of
+from pt2qa._simulator import program as program_of
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.simulator import tensors_equal
 from pt2qa.plugins import resolve
@@ -176,6 +179,22 @@ def test_the_budget_adds_up_and_counts_a_value_that_is_rounded_alike_twice_once(
     nested = sum(row.noise for row in budget.rows if pair.sites[row.site].nested)
     assert abs(budget.interactions) < 0.25 * budget.noise
     assert nested > 0.1 * budget.noise
+
+
+def test_a_nested_graph_may_take_more_than_its_op_is_given() -> None:
+    """As that of an associative_scan takes two values for each."""
+    pair, _, _ = made("map")
+    program, longer = pair.program, []
+    for constant in program.constants:
+        if isinstance(stored := constant.stored, program_of.Nested):
+            body = replace(stored.program, inputs=(*stored.program.inputs, stored.program.slots))
+            constant = replace(constant, stored=replace(stored, program=body))
+        longer.append(constant)
+    simulator = copy.copy(pair.simulator)
+    simulator.program = replace(program, constants=tuple(longer))
+    before = {number: each.site.index for number, each in sites_before(simulator).items()}
+    names = {pair.sites[number].name: pair.sites[other].name for number, other in before.items()}
+    assert names == {"map[0]": "map.body/relu", "map.body/input[0]": "first/linear"}
 
 
 @pytest.mark.parametrize("call", ["while_loop", "map"])
