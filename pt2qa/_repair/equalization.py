@@ -40,7 +40,7 @@ from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_
 from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.program import Constant, Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.outcome import Add, Folds, Sums, total
+from pt2qa._trials.outcome import Add, Folds, Sums
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.channels import Chain, Side, channels_in
@@ -92,24 +92,61 @@ class Weight:
         own = {slot: env[slot] for slot in (*self.step.reads, *self.step.constants)} | {self.constant.slot: weight}
         with torch.enable_grad():
             output = simulator.call(self.step, own, False)
-        found = [torch.autograd.grad(output, weight, each, retain_graph=True)[0].square() for each in gradients]
-        return _within(torch.Tensor.sum, torch.stack(found).sum(0))
+        found = torch.zeros_like(weight, requires_grad=False)
+        for each in gradients:
+            [own_gradient] = torch.autograd.grad(output, weight, each, retain_graph=True)
+            found.addcmul_(own_gradient, own_gradient)
+        return _within(torch.Tensor.sum, found)
 
-    def cost(self, peaks: Tensor, by_side: Iterable[Tensor], squares: Tensor) -> Tensor:
-        """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels."""
-        factors = self.factors(peaks, by_side)
-        steps = self.largest(peaks * factors) * 2 / (self.params.quant_max - self.params.quant_min)
-        return ((steps / factors).square() * squares).sum() / 12
+    def cost(self, peaks: Tensor, by_side: Sequence[Tensor], squares: Iterable[Tensor]) -> Tensor:
+        """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels.
+
+        Factors are of rows, times those of the columns of each group, so all but the sums over pairs has either's size.
+        """
+        count = max(len(peaks), *(len(own) for own, side in zip(by_side, self.sides, strict=True) if side.axis == 0), 0)
+        sizes = peaks.reshape(count, -1)
+        rows, columns = sizes.new_ones(count), sizes.new_ones(1, sizes.shape[1])
+        for side, own in zip(self.sides, by_side, strict=True):
+            if side.axis == 0:
+                rows = rows * own.to(sizes)
+            else:
+                columns = columns * own.to(sizes).reshape(-1, sizes.shape[1])
+        by_group = len(columns), -1, sizes.shape[1]
+        with torch.no_grad():
+            row, column = self._largest_at(
+                (sizes.reshape(by_group) * columns[:, None]).reshape(sizes.shape).mul_(rows[:, None]).abs_()
+            )
+        largest = sizes[row, column].abs() * rows[row] * columns[row * len(columns) // count, column]
+        steps = largest * 2 / (self.params.quant_max - self.params.quant_min)
+        by_row, by_column = rows**-2, columns**-2
+        if self.params.axis == 1:
+            by_column = by_column * steps.square()
+        else:
+            by_row = by_row * steps.square()
+        by_row = by_row.reshape(len(columns), -1)
+        parts = [torch.einsum("gr,grc,gc->", by_row, own.reshape(by_group), by_column) for own in squares]
+        return torch.stack(parts).sum() / 12
+
+    def _largest_at(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column of the largest of what shares each scale."""
+        rows, columns = (torch.arange(count, device=sizes.device) for count in sizes.shape)
+        if self.params.axis == 0:
+            return rows, sizes.argmax(1)
+        if self.params.axis == 1:
+            return sizes.argmax(0), columns
+        at = sizes.argmax()
+        return at // len(columns), at % len(columns)
 
     def rounding(self, table: Tensor) -> Rounding:
         """How it is rounded in other units; its scale follows its largest values."""
-        factors = self.factors(self.value, (table[side.labels] ** side.power for side in self.sides))
+        # As large as the weight, so they are made anew for each use.
+        factors = functools.partial(self.factors, by_side=[table[side.labels] ** side.power for side in self.sides])
         # Channels of zeros keep their scale.
-        after, before = (self.largest(each).clamp(min=1e-30) for each in (self.value * factors, self.value))
+        after, before = (self.largest(each).clamp(min=1e-30) for each in (self.value * factors(self.value), self.value))
         growth = (after / before).flatten()
         scale: Any = self.params.scale
         scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
-        return _in_units(rounding(replace(self.params, scale=scale)), lambda value: factors)
+        return _in_units(rounding(replace(self.params, scale=scale)), factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +285,12 @@ class Equalization(Look):
 
         products = add_up(pair, data, groups, add_weight)
         assert pair.recipe is not None, "what is repaired is quantized again"
-        peaks = tuple(_within(torch.Tensor.amax, weight.value.abs()) for weight in weights)
+        peaks = tuple(_within(torch.Tensor.amax, weight.value) for weight in weights)
         observers = observing(pair.recipe.annotations, "minmax")
         return cls(chains, groups, weights, products, Activations.of(groups), peaks, channels.count, observers)
 
     def fit(self, folds: Collection[int]) -> FittedScales:
-        products = total(self.products, folds)
-
-        def cost(table: Tensor) -> Tensor:
-            return self._cost(table, folds, products)
-
+        cost = functools.partial(self._cost, folds=folds)
         ones = torch.ones(self.count, dtype=torch.float64)
         best, before = self._start(), math.inf
         least = float(cost(best))
@@ -267,7 +300,8 @@ class Equalization(Look):
             least, best = min((least, best), *_descent(cost, best, free), key=lambda each: each[0])
         table = best if least < float(cost(ones)) * (1 - LEAST) else ones
         minmax = bool(self.observers)
-        found, half = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt()))
+        fitted = replace(self, products=({}, {}), peaks=())  # which are as large as the weights
+        found, half = (FittedScales(fitted, self._stored(each), minmax) for each in (table, table.sqrt()))
         return replace(found, weaker=(replace(found, minmax=False), half))
 
     def _stored(self, table: Tensor) -> Tensor:
@@ -275,16 +309,16 @@ class Equalization(Look):
         exact = all(weight.value.dtype == torch.float32 for weight in self.weights)
         return table.float().double() if exact else table.log2().round().exp2()
 
-    def _cost(self, table: Tensor, folds: Collection[int], products: Sums) -> Tensor:
+    def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
         costs = [self.activations.cost(table, folds)]
         # One gather for all sides: the gradient of each would be as large as the table.
         sides = [side for weight in self.weights for side in weight.sides]
         labels = torch.cat([torch.tensor([0]), *(side.labels for side in sides)])
         parts = iter(table[labels].split([1, *(len(side.labels) for side in sides)])[1:])
         by_weight = [[next(parts) ** side.power for side in weight.sides] for weight in self.weights]
-        for number, squares in products.items():
-            cost = self.weights[number].cost(self.peaks[number], by_weight[number], squares)
-            costs.append(cost.cpu().double())
+        for number, weight in enumerate(self.weights):
+            if squares := [self.products[fold][number] for fold in folds if number in self.products[fold]]:
+                costs.append(weight.cost(self.peaks[number], by_weight[number], squares).cpu().double())
         return torch.stack(costs).sum()
 
     def _start(self) -> Tensor:
@@ -323,7 +357,7 @@ def _descent(cost: Callable[[Tensor], Tensor], table: Tensor, free: Tensor) -> I
 def _within(how: Callable[..., Tensor], weight: Tensor) -> Tensor:
     """What all positions of a kernel come to, which share channels."""
     positions = list(range(2, weight.dim()))
-    return how(weight, positions, keepdim=True) if positions else weight
+    return how(weight.abs(), positions, keepdim=True) if positions else weight
 
 
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:

@@ -404,3 +404,39 @@ def test_a_channel_of_zeros_keeps_its_scale(axis: int | None) -> None:
     weight = Weight(cast(Any, None), constant, QuantParams("int8", cast(Any, scale), zero, -127, 127, axis), (side,))
     # Of channels that are 4 and 2 times smaller, and back.
     assert torch.equal(weight.rounding(torch.tensor([4.0, 2.0]))(value), value)
+
+
+SHAPES = {
+    "linear": ((6, 5), 5),
+    "convolution": ((6, 2, 1, 1), 2),
+    "groups": ((6, 2, 1, 1), 6),
+    "depthwise": ((6, 1, 1, 1), 6),
+    "a group for each row": ((6, 2, 1, 1), 12),
+    "one factor for each": ((6,), None),
+}
+
+
+@pytest.mark.parametrize(
+    ("axis", "kind"), [(axis, kind) for kind in SHAPES for axis in (None, 0, 1)[: 1 + len(SHAPES[kind][0])]]
+)
+def test_what_a_weight_costs_is_the_sum_over_its_elements(kind: str, axis: int | None) -> None:
+    """And its gradients are those of that sum, where one or both sides are scaled."""
+    shape, inputs = SHAPES[kind]
+    sizes = [(0, shape[0])] if inputs is None else [(0, shape[0]), (1, inputs)]
+    for sides in (sizes, sizes[:1], sizes[1:]):
+        known = tuple(Side("op", 1, own, 1.0, torch.arange(count)) for own, count in sides)
+        constant: Any = SimpleNamespace(reference=None)
+        weight = Weight(cast(Any, None), constant, QuantParams("int8", torch.ones(1), 0, -127, 127, axis), known)
+        peaks, squares = torch.randn(shape).double(), [torch.rand(shape).double() for _ in range(2)]
+        factors = [(torch.rand(count).double() + 0.1).requires_grad_() for _, count in sides]
+        by_element = weight.factors(peaks, factors)
+        steps = weight.largest(peaks * by_element) * 2 / 254
+        expected = ((steps / by_element).square() * (squares[0] + squares[1])).sum() / 12
+        found = weight.cost(peaks, factors, squares)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+        for own, other in zip(*(_gradients(each, factors) for each in (found, expected)), strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12 * float(expected.detach()))
+
+
+def _gradients(of: Tensor, factors: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(of, factors, materialize_grads=True) if factors else ()
