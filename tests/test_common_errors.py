@@ -52,6 +52,13 @@ class Counting(nn.Module):
         return x * self.calls
 
 
+class Batched(nn.Module):
+    """A function of one sample, for all of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(torch.relu)(x)
+
+
 def captured(model: nn.Module | None = None, x: Any = X) -> pt2qa.Capture:
     return pt2qa.capture((residual() if model is None else model).eval(), x)
 
@@ -156,6 +163,7 @@ RAISED: dict[str, tuple[Callable[[], Any], ...]] = {
     "The model is in training mode": (lambda: pt2qa.capture(residual().train(), X),),
     "The example inputs are not a tuple": (lambda: torch.export.export(residual(), X),),  # type: ignore[arg-type]
     "The model keeps state": (lambda: captured(Counting()),),
+    "The model calls `torch.vmap`": (lambda: captured(Batched()),),
     "Two example inputs are the same tensor": (lambda: captured(nn.Bilinear(16, 16, 4), (ROWS, ROWS)),),
     "The functions of an older tutorial are gone": (
         lambda: importlib.import_module("torch.ao.quantization.quantize_pt2e"),

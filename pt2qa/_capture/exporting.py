@@ -18,7 +18,7 @@ from pt2qa._capture.inputs import detached
 from pt2qa._graph.agreement import agreement_in, compare_outputs, difference
 from pt2qa._graph.handles import is_quantization, op_of
 from pt2qa._graph.internals.nodes import calls_guards
-from pt2qa._graph.internals.torch import pytree
+from pt2qa._graph.internals.torch import BATCHING, pytree
 from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._report.prose import counted, few
 from pt2qa.errors import CaptureError
@@ -115,6 +115,12 @@ def export(
                 ". What a forward may do is described at https://docs.pytorch.org/docs/stable/export.html; "
                 "torch's whole message is above this one.",
             ) from error
+    if any(getattr(node.target, "__module__", "") == BATCHING for node in program.graph.nodes):
+        raise CaptureError(
+            "forward calls torch.vmap, or an associative_scan that does: where it begins and ends are ops that nothing "
+            "reads, so prepare_pt2e removes them, and the graph fails. ",
+            "Write the function for a whole batch instead.",
+        )
     _read_as_buffers(program, model)
     return program
 

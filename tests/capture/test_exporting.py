@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from pt2qa import capture
@@ -48,3 +48,20 @@ def test_the_reasons_that_torch_lists_are_shown() -> None:
         capture(nn.Linear(2, 2).eval(), torch.ones(3, 2), dynamic_shapes=({1: torch.export.Dim("width")},))
     assert "Constraints violated (width)" in str(caught.value)
     assert "constant (2)" in str(caught.value)
+
+
+def test_a_function_that_is_batched_is_refused_before_its_graph_fails() -> None:
+    """prepare_pt2e removes the ops between which torch.vmap works, since nothing reads them."""
+
+    class Batched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda row: row * row.sum())(x)  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 3)
+    graph = torch.export.export(Batched(), (x,)).module()
+    graph.graph.eliminate_dead_code()  # type: ignore[operator, union-attr]
+    graph.recompile()  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="vmap"):
+        graph(x)
+    with pytest.raises(CaptureError, match=r"forward calls torch\.vmap.* Write the function for a whole batch instead"):
+        capture(Batched().eval(), x)

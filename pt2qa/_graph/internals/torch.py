@@ -27,6 +27,9 @@ from torch.utils.flop_counter import flop_registry as flop_registry  # by op; Fl
 pytree = _pytree
 """Nested inputs and outputs as flat lists; other libraries do not know the classes that models register."""
 
+BATCHING = "torch._functorch.predispatch"
+"""The module of the ops around those that ``torch.vmap`` batches."""
+
 BatchNorm = _BatchNorm
 Dropout = _DropoutNd
 InstanceNorm = _InstanceNorm
