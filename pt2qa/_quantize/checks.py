@@ -7,7 +7,6 @@ for, such as an embedding of rounded indices: prepare and convert make such a gr
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from torch.fx import GraphModule, Node
 from pt2qa._capture.program import Capture
 from pt2qa._graph.agreement import FLIPS, agreement_in, compare_outputs, difference, kind_of
 from pt2qa._graph.annotation import annotated_ops
-from pt2qa._graph.handles import OpName, handle_of, name_of, op_of, parts_of
+from pt2qa._graph.handles import OpName, copy_to_edit, handle_of, name_of, op_of, parts_of
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._graph.internals.torchao import is_observer
@@ -178,7 +177,7 @@ def rewriting_note(capture: Capture, plugin: QuantizerPlugin, here: Counter[str]
 
 
 def _compared(plain: ExportedProgram, capture: Capture, plugin: QuantizerPlugin, here: Counter[str], qat: bool) -> str:
-    graph = copy.deepcopy(plain.module(check_guards=False))
+    graph = copy_to_edit(plain.module(check_guards=False))
     try:
         there = annotated_ops(annotate(graph, plugin, (), capture.names, qat=qat).graph.nodes)
     except Pt2qaError as error:
