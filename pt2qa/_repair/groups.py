@@ -61,6 +61,8 @@ class Group:
         return cls(sites, group, values, labels, ends.repeat(1, *gains.shape[2:]), gains)
 
     def add(self, fold: int, place: int, value: Tensor, gradients: Sequence[Tensor]) -> None:
+        if not value.numel():
+            return
         labels = fitting(self.values[place].labels, value)
         axes = [axis for axis, size in enumerate(labels.shape) if size == 1]
         index = torch.searchsorted(self.labels, labels.flatten())

@@ -406,6 +406,19 @@ def test_a_channel_of_zeros_keeps_its_scale(axis: int | None) -> None:
     assert torch.equal(weight.rounding(torch.tensor([4.0, 2.0]))(value), value)
 
 
+class WithNothing(nn.Module):
+    """A value of no elements, which is rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x[..., :0]], -1)
+
+
+def test_a_value_of_no_elements_has_no_range() -> None:
+    data = [torch.randn(4, 3) for _ in range(2)]
+    pair = quantized_pair(WithNothing(), data[0], batches=data)
+    assert all(bool(group.ends.isfinite().any()) for group in look(pair, data).groups)
+
+
 SHAPES = {
     "linear": ((6, 5), 5),
     "convolution": ((6, 2, 1, 1), 2),
