@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -14,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
+from pt2qa._capture.changes import graph_modules
 from pt2qa._capture.inputs import detached
 from pt2qa._graph.agreement import agreement_in, compare_outputs, difference
 from pt2qa._graph.handles import is_quantization, op_of
@@ -115,7 +117,8 @@ def export(
                 ". What a forward may do is described at https://docs.pytorch.org/docs/stable/export.html; "
                 "torch's whole message is above this one.",
             ) from error
-    if any(getattr(node.target, "__module__", "") == BATCHING for node in program.graph.nodes):
+    nodes = itertools.chain.from_iterable(each.graph.nodes for each in graph_modules(program))
+    if any(getattr(node.target, "__module__", "") == BATCHING for node in nodes):
         raise CaptureError(
             "forward calls torch.vmap, or an associative_scan that does: where it begins and ends are ops that nothing "
             "reads, so prepare_pt2e removes them, and the graph fails. ",

@@ -14,7 +14,6 @@ from torch.fx import GraphModule, Node
 from pt2qa._graph.handles import OpName, name_of, op_of, walk
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, size_hint, sizes_of
-from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.products import (
@@ -222,7 +221,7 @@ class IntegerProduct:
 def integer_products(pair: QuantizedPair, sums: SumsOfWeights) -> tuple[IntegerProduct, ...]:
     """The convolutions and linears of a pair with quantized weights, in graph order."""
     constants = {constant.slot: constant for constant in pair.program.constants}
-    readers = grouped((slot, step) for step in pair.program.steps for slot in step.reads)
+    readers = pair.program.readers()
     found = (_product(pair, step, constants, readers, sums) for step in pair.program.steps if step.op in WEIGHTED)
     return tuple(product for product in found if product is not None)
 
@@ -231,7 +230,7 @@ def _product(
     pair: QuantizedPair,
     step: Step,
     constants: Mapping[int, Constant],
-    readers: Mapping[int, list[Step]],
+    readers: Mapping[int, Sequence[Step]],
     sums: SumsOfWeights,
 ) -> IntegerProduct | None:
     slots = [part.number if isinstance(part, Slot) else -1 for part in (*step.args, None, None)][:3]
@@ -248,7 +247,7 @@ def _product(
     return IntegerProduct(step.name, weight, params, axis, bias, params_of(pair, bias), given, scale, sums)
 
 
-def _output_scale(step: Step, readers: Mapping[int, list[Step]], sites: Sequence[Site]) -> float:
+def _output_scale(step: Step, readers: Mapping[int, Sequence[Step]], sites: Sequence[Site]) -> float:
     """The largest scale among the sites reached without another product; nan without any."""
     scales, seen, open_slots = [], {step.out}, [step.out]
     while open_slots:

@@ -101,9 +101,10 @@ class Weight:
     def cost(self, peaks: Tensor, by_side: Sequence[Tensor], squares: Iterable[Tensor]) -> Tensor:
         """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels.
 
-        Factors are of rows, times those of the columns of each group, so all but the sums over pairs has either's size.
+        An element's factor is that of its row times that of its column in its group, so what is kept for gradients has
+        the size of rows or columns, not of the weight.
         """
-        count = max(len(peaks), *(len(own) for own, side in zip(by_side, self.sides, strict=True) if side.axis == 0), 0)
+        count = max([len(peaks), *(len(own) for own, side in zip(by_side, self.sides, strict=True) if side.axis == 0)])
         sizes = peaks.reshape(count, -1)
         rows, columns = sizes.new_ones(count), sizes.new_ones(1, sizes.shape[1])
         for side, own in zip(self.sides, by_side, strict=True):
@@ -285,7 +286,8 @@ class Equalization(Look):
 
         products = add_up(pair, data, groups, add_weight)
         assert pair.recipe is not None, "what is repaired is quantized again"
-        peaks = tuple(_within(torch.Tensor.amax, weight.value) for weight in weights)
+        largest = functools.partial(torch.linalg.vector_norm, ord=math.inf)
+        peaks = tuple(_within(largest, weight.value) for weight in weights)
         observers = observing(pair.recipe.annotations, "minmax")
         return cls(chains, groups, weights, products, Activations.of(groups), peaks, channels.count, observers)
 
@@ -357,7 +359,7 @@ def _descent(cost: Callable[[Tensor], Tensor], table: Tensor, free: Tensor) -> I
 def _within(how: Callable[..., Tensor], weight: Tensor) -> Tensor:
     """What all positions of a kernel come to, which share channels."""
     positions = list(range(2, weight.dim()))
-    return how(weight.abs(), positions, keepdim=True) if positions else weight
+    return how(weight, dim=positions, keepdim=True) if positions else weight
 
 
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:

@@ -7,7 +7,6 @@ quantized; an activation site is a separate step, a weight site belongs to a con
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.fx import GraphModule
 
+from pt2qa._grouping import grouped
 from pt2qa._simulator.stored import Stored, read
 
 SiteKind = Literal["activation", "weight", "bias"]
@@ -266,11 +266,7 @@ class Program:
 
     def readers(self) -> Mapping[int, Sequence[Step]]:
         """The steps that read each slot; none of one that is only returned."""
-        found = defaultdict[int, list[Step]](list)
-        for step in self.steps:
-            for slot in step.reads:
-                found[slot].append(step)
-        return found
+        return grouped((slot, step) for step in self.steps for slot in step.reads)
 
     def unrounded(self, slot: int) -> int:
         return unrounded(self.steps, self.producers, slot)

@@ -9,14 +9,12 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 import pt2qa
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._quantize.quantization import quantize_again
 from pt2qa._trials import judge
 from tests.benchmarks.bars import Result, best_of
-from tests.benchmarks.sensitivity import FORWARDS, PACKAGES, SAMPLES, make_pair
+from tests.benchmarks.sensitivity import FORWARDS, PACKAGES, SAMPLES, float_forwards, make_pair
 
 BAR = 40.0
 """In float forwards of the same pictures, without the quantizations of free remedies."""
@@ -41,8 +39,7 @@ def measure_diagnose(rounds: int) -> list[Result]:
 
 def _measured(rounds: int) -> dict[str, float]:
     pair, batches = make_pair("mobilenet_v2")
-    float_graph, capture = pair.float_graph, pair.capture
-    assert float_graph is not None
+    capture = pair.capture
     assert capture is not None
     fresh = [pt2qa.quantize(capture, "xnnpack", batches, progress=False) for _ in range(rounds + 1)]
     spent, rests = [0.0], list[float]()
@@ -54,12 +51,6 @@ def _measured(rounds: int) -> dict[str, float]:
         spent[-1] += time.perf_counter() - start
         return made
 
-    def forwards() -> None:
-        with torch.no_grad():
-            for _ in range(FORWARDS):
-                for batch in batches:
-                    float_graph(batch)
-
     def diagnose() -> None:
         nonlocal count
         spent.append(0.0)
@@ -69,7 +60,7 @@ def _measured(rounds: int) -> dict[str, float]:
 
     judge.quantize_again = timed
     functions: dict[str, Any] = {
-        "float": forwards,
+        "float": float_forwards(pair, batches),
         "diagnose": diagnose,
         "check": lambda: pt2qa.check(pair, progress=False),
     }

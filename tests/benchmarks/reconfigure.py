@@ -8,13 +8,11 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 import pt2qa
 from pt2qa._reconfigure import analysis
 from tests.benchmarks.bars import Result, best_of
 from tests.benchmarks.layers import in_own_process
-from tests.benchmarks.sensitivity import FORWARDS, PACKAGES, SAMPLES, make_pair
+from tests.benchmarks.sensitivity import FORWARDS, PACKAGES, SAMPLES, float_forwards, make_pair
 
 BAR = 25.0
 """In float forwards of the same pictures, beyond the sensitivities."""
@@ -37,8 +35,7 @@ def measure_reconfigure() -> list[Result]:
 
 def _measured() -> dict[str, float]:
     pair, batches = make_pair("mobilenet_v2")
-    float_graph, noises_of = pair.float_graph, analysis.noises_of
-    assert float_graph is not None
+    noises_of = analysis.noises_of
     spent = [0.0]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -47,14 +44,8 @@ def _measured() -> dict[str, float]:
         spent.append(time.perf_counter() - start)
         return made
 
-    def forwards() -> None:
-        with torch.no_grad():
-            for _ in range(FORWARDS):
-                for batch in batches:
-                    float_graph(batch)
-
     analysis.noises_of = timed
-    seconds = {"float": best_of(2, {"float": forwards})["float"] / FORWARDS}
+    seconds = {"float": best_of(2, {"float": float_forwards(pair, batches)})["float"] / FORWARDS}
     for what, wanted in WANTED.items():
         start = time.perf_counter()
         pt2qa.reconfigure(pair, batches, repairs=(), verify_code=False, progress=False, **wanted)

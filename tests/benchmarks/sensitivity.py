@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor
 
 import pt2qa
+from pt2qa import QuantizedPair
 from tests.benchmarks.bars import Result, best_of
 from tests.benchmarks.layers import in_own_process
 from tests.benchmarks.models import images, torchvision_model
@@ -112,6 +115,20 @@ def _measured(model: str, rounds: int) -> dict[str, float]:
     slow = best_of(1, {"float": forwards, "exact": lambda: run("exact")})
     seconds = {**seconds, "exact": slow["exact"], "float": min(seconds["float"], slow["float"]) / FORWARDS}
     return seconds | agreement(reports["projection"], reports["exact"]) | sites
+
+
+def float_forwards(pair: QuantizedPair, batches: Sequence[Tensor]) -> Callable[[], None]:
+    """Runs the float graph on all batches, as often as one measurement takes."""
+    float_graph = pair.float_graph
+    assert float_graph is not None
+
+    def forwards() -> None:
+        with torch.no_grad():
+            for _ in range(FORWARDS):
+                for batch in batches:
+                    float_graph(batch)
+
+    return forwards
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from pt2qa._check.context import NO_QUANTIZER, CheckContext, require
 from pt2qa._check.rules.programs import decomposed_first
-from pt2qa._graph.handles import copy_to_edit
+from pt2qa._graph.handles import copy_to_edit, name_of
 from pt2qa._graph.internals.nodes import module_stack
 from pt2qa._graph.internals.torch import OpOverload
 from pt2qa._printable import question
@@ -198,19 +198,17 @@ def in_place_spelling(context: CheckContext) -> Iterator[Found]:
     needs=("annotations", "graph"),
 )
 def lost_write(context: CheckContext) -> Iterator[Found]:
-    names = {node: name for name, node in context.nodes.items()}
-    written = {node: written_value(node) for node in names if mutates_first_argument(node.target)}
-    inputs = {node: base for node, base in written.items() if base.op == "placeholder"}
+    writers = {name: node for name, node in context.nodes.items() if mutates_first_argument(node.target)}
+    writers = {name: node for name, node in writers.items() if written_value(node).op == "placeholder"}
     edges = {(edge.source, edge.reader) for edge in context.annotations.edges}
-    for writer, base in require(inputs, "to graphs that write to no input").items():
-        node, rounded = writer, False
-        while node is not base:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            rounded |= bool({(names[source], names[node]), (names[source], "")} & edges)
-            node = source
+    for name, node in require(writers, "to graphs that write to no input").items():
+        value, rounded = name, False
+        while node.op != "placeholder":  # through views, and what wrote before
+            reader, [node] = value, node.all_input_nodes[:1]
+            value = name_of(node, context.names) or ""
+            rounded |= not edges.isdisjoint([(value, reader), (value, "")])
         if rounded:
-            yield Found(names[writer], f"writes to a rounded copy of {names[base]}, which keeps its values")
+            yield Found(name, f"writes to a rounded copy of {value}, which keeps its values")
 
 
 def _out_of_place(node: Node) -> OpOverload | None:
