@@ -323,6 +323,13 @@ def test_quantizers_says_when_there_is_none(run, plugins):
     assert result.stdout == "no quantizer is installed: no package has an entry point in the group pt2qa.quantizers\n"
 
 
+class StandIn(str):
+    """In the place of a pair: the spec of its quantizer."""
+
+    def as_deployed(self):
+        return self
+
+
 @pytest.fixture
 def library(monkeypatch, plugins):
     """Stand-ins for the functions that analyze calls; they write down what they were given."""
@@ -337,7 +344,7 @@ def library(monkeypatch, plugins):
             raise QuantizeError(f"nothing to quantize\nfor {spec}")
         calls.quantized.append((capture, spec, len(batches)))
         calls.overrides.append(overrides)
-        return spec
+        return StandIn(spec)
 
     def diagnose(pair, batches, *, metric, target, deployed, repairs, mask):
         calls.repairs.append(repairs)
@@ -682,7 +689,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
         environment=LAYERS.environment,
         set_apart=(found,),
     )
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask: nothing)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask, as_deployed: nothing)
     result = run("compare", flow, "-q", "x86", "-o", tmp_path / "candidates.safetensors")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[1] == (

@@ -57,15 +57,21 @@ def test_sites_are_ranked_on_the_evaluation_batches(run: Any) -> None:
     assert again.stdout == report.text(width=120) + "\n"
 
 
-def test_a_flow_asks_for_what_the_kernels_compute(run: Any) -> None:
-    flow = FLOW.replace("evaluation=", "as_deployed=True, evaluation=")
-    Path("flow.py").write_text(flow, encoding="utf-8")
-    for command in ("sensitivity", "repair"):
-        result = run(command, "flow.py:flow", "-q", "xnnpack:mode=dynamic", "-o", "report.safetensors")
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-        report: Any = load("report.safetensors")
-        assert report.quantizer == "xnnpack:mode=dynamic, as deployed"
-    Path("flow.py").write_text(flow.replace("as_deployed=True", "as_deployed='yes'"), encoding="utf-8")
+def test_commands_measure_what_the_kernels_compute_unless_the_flow_asks_for_the_converted_graph(run: Any) -> None:
+    flow = FLOW.replace("evaluation=", "as_deployed=False, evaluation=")
+    asked, figures = {"": FLOW, "converted": flow}, {}
+    for name, text in asked.items():
+        Path("flow.py").write_text(text, encoding="utf-8")
+        for command in ("sensitivity", "repair", "compare"):
+            result = run(command, "flow.py:flow", "-q", "xnnpack:mode=dynamic", "-o", "report.safetensors")
+            assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+            report: Any = load("report.safetensors")
+            if command == "compare":
+                figures[name] = report.candidates[0].sqnr
+            else:
+                assert report.quantizer == "xnnpack:mode=dynamic" + ("" if name else ", as deployed")
+    assert figures[""] > figures["converted"] + 0.5
+    Path("flow.py").write_text(flow.replace("as_deployed=False", "as_deployed='yes'"), encoding="utf-8")
     result = run("sensitivity", "flow.py:flow", "-q", "xnnpack")
     assert result.exit_code == 2
     assert "as_deployed: got str, expected True or False" in result.stderr

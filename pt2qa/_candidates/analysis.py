@@ -52,6 +52,7 @@ def compare_quantizers(
     *,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
+    as_deployed: bool = False,
     progress: bool | None = None,
 ) -> CandidateReport:
     """Quantizes a model in several ways and compares them, as a whole and layer by layer.
@@ -68,6 +69,7 @@ def compare_quantizers(
         batches: what to measure on; None for the calibration batches.
         inputs_of: maps an item of either to a batch.
         mask: which positions count, as in :func:`pt2qa.compare_layers`; calibration sees all of them.
+        as_deployed: whether to compare what the backends' kernels compute, as :meth:`QuantizedPair.as_deployed` does.
         progress: whether to show progress bars; None: if stderr is a terminal.
 
     Returns:
@@ -96,7 +98,8 @@ def compare_quantizers(
     failed: dict[str, str] = {}
     for name, quantizer in named.items():
         try:
-            pairs[name] = _pair(capture, name, quantizer, data)
+            pair = _pair(capture, name, quantizer, data)
+            pairs[name] = pair.as_deployed() if as_deployed else pair
         except (SelectionError, BatchError):
             raise
         except Pt2qaError as error:

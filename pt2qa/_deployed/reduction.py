@@ -179,6 +179,8 @@ def reduce(
         suspects = [row.handle for row in compare_deployed(pair, [batch], backend=runs_on, progress=False).suspects]
         if not suspects:  # the output alone is no proof: right kernels' single steps grow along the graph
             raise SelectionError(f"{pair.model}: {ABSENT[fault]}.")
+    if pair.origin is not None:
+        pair = pair.origin.pair  # the part is of the graph that is lowered
     with tqdm(desc="reduce", unit="part", disable=None if progress is None else not progress) as bar:
         parts = Parts(pair, batch, fault, runs_on, bar, suspects)
         chosen = parts.found()

@@ -74,7 +74,8 @@ def analyze(
       metric          a function of a model that returns a number, larger is better
       target          the metric to reach, or dB without a metric, as --target; or a pt2qa.Target
       dynamic_shapes  as for torch.export
-      as_deployed     True: dynamic scales are those of the backend's kernels
+      as_deployed     False: dynamic scales are those of the converted graph, not
+                      of the backend's kernels
 
     \b
       pt2qa analyze flow.py -o reports

@@ -36,8 +36,8 @@ class Flow:
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
     read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
     ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``classes`` are names
-    of the classes, ``overrides`` a plan for the quantizer that it was made for.  ``sizes`` are those that vary without
-    ``dynamic_shapes`` of the function.
+    of the classes, ``overrides`` a plan for the quantizer that it was made for.  With ``as_deployed``, pairs compute as
+    the backend's kernels do.  ``sizes`` are those that vary without ``dynamic_shapes`` of the function.
     """
 
     model: Any
@@ -51,7 +51,7 @@ class Flow:
     mask: str | Callable[[Any], Any] | None = None
     classes: Sequence[str] | None = None
     overrides: Any = None
-    as_deployed: bool = False
+    as_deployed: bool = True
     sizes: Sizes | None = None
 
     @property
@@ -154,7 +154,9 @@ def load_flow(where: str) -> Flow:
     if plan is not None and not isinstance(plan, pt2qa.OverridePlan):
         plan = plan_in(path.parent / plan)
     more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan
-    flow = Flow(values["model"], args, kwargs, batches, evaluation, *more, as_deployed=bool(values["as_deployed"]))
+    flow = Flow(
+        values["model"], args, kwargs, batches, evaluation, *more, as_deployed=values["as_deployed"] is not False
+    )
     try:
         flow.target_of(None)
     except SelectionError as error:

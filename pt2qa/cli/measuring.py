@@ -138,7 +138,8 @@ def compare(flow: str, specs: Sequence[str], printing: options.Printing) -> None
     with own_part(flow) as (given, writes):
         if given.overrides is not None:
             say("the overrides of the flow are left out: quantizers are compared as they are")
-        report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), mask=given.mask)
+        how: dict[str, Any] = {"mask": given.mask, "as_deployed": given.as_deployed}
+        report = pt2qa.compare_quantizers(given.capture(), specs, given.batches, measured_on(given), **how)
     if not writes:
         return
     printing.deliver(report)

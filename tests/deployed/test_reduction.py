@@ -93,6 +93,18 @@ def test_the_region_that_loses_most_gives_the_isolated_error_of_the_table(tmp_pa
     assert float(re.search(r"([\d.]+) dB apart", text)[1]) == pytest.approx(worst.isolated_sqnr, abs=0.06)  # type: ignore[index]
 
 
+def test_a_pair_as_deployed_is_cut_out_of_the_graph_that_is_lowered(tmp_path: Path) -> None:
+    pair = pair_of("xnnpack:mode=dynamic", layers=2)
+    found = pt2qa.reduce(pair.as_deployed(), X, "rounding", progress=False)
+    same = pt2qa.reduce(pair, X, "rounding", progress=False)
+    assert (found.ops, found.shows) == (same.ops, same.shows)
+    assert "dB apart" in printed(found, tmp_path)
+    # The device's scales by row are no fault of a kernel.
+    assert pt2qa.reduce(pair, X, progress=False).fault == "kernel"
+    with pytest.raises(pt2qa.SelectionError, match="the kernels compute what the converted graph computes"):
+        pt2qa.reduce(pair.as_deployed(), X, progress=False)
+
+
 def test_a_model_that_is_refused_is_cut_to_what_is_refused(tmp_path: Path) -> None:
     pair = pair_of("xnnpack", lambda x: torch.linalg.inv(x[:, :8] + 3 * torch.eye(8)).repeat(1, 2), 3)
     with pytest.raises(pt2qa.DeploymentError):

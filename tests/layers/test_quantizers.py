@@ -52,6 +52,21 @@ def test_each_column_is_what_compare_layers_gives_alone(
     assert candidate.sqnr == pytest.approx(alone.sqnr, rel=1e-9)
 
 
+def test_candidates_as_deployed_have_the_kernels_scales() -> None:
+    x = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
+    torch.manual_seed(0)
+    capture = pt2qa.capture(nn.Linear(8, 2).eval(), x)
+    asked = ["xnnpack:mode=dynamic", "xnnpack"]
+    report = pt2qa.compare_quantizers(capture, asked, [x], as_deployed=True, progress=False)
+    for name, candidate in zip(asked, report.candidates, strict=True):
+        pair = pt2qa.quantize(capture, name, [x], progress=False).as_deployed()
+        assert candidate.sqnr == pytest.approx(pt2qa.compare_layers(pair, [x], progress=False).sqnr, abs=1e-9)
+    assert "xnnpack:mode=dynamic: as deployed: the backend's kernels" in str(report)
+    assert (
+        report.candidates[0].sqnr > pt2qa.compare_quantizers(capture, asked, [x], progress=False).candidates[0].sqnr + 3
+    )
+
+
 def test_the_candidates_are_described(report: pt2qa.CandidateReport) -> None:
     per_channel, _, x86, dynamic = report.candidates
     assert (per_channel.quantized_ops, per_channel.ops) == (3, 3)
