@@ -698,7 +698,7 @@ def test_candidates_of_which_none_has_an_sqnr_are_exit_code_1(run, library, flow
     )
     assert load(tmp_path / "candidates.safetensors").set_apart == (found,)
     better = replace(nothing, candidates=(replace(candidate, sqnr=30.0),))
-    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask: better)
+    monkeypatch.setitem(vars(pt2qa), "compare_quantizers", lambda *given, mask, as_deployed: better)
     assert run("compare", flow, "-q", "x86").exit_code == 0
 
 
