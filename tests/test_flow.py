@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from pt2qa.cli.flow import Inputs, load_flow
+from pt2qa.cli.flow import Inputs, load_flow, part_of
 from pt2qa.errors import FlowError
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 3).eval()\nx = torch.zeros(4, 2)\n"
@@ -51,6 +51,31 @@ def test_a_dict_may_hold_a_mask(flow):
     assert flow(f"return {given} mask='attention_mask')").mask == "attention_mask"
     assert flow(f"return {given} mask=lambda batch: batch > 0)").mask(torch.ones(1)).all()
     assert flow("return model, x, [x]").mask is None
+
+
+def test_labels_of_the_items_reach_the_bad_cases(flow):
+    """By the loader's own items, so that one that shuffles keeps samples and labels together."""
+    body = (
+        "data = [(torch.tensor([float(n), -n]), n % 3) for n in range(12)]\n"
+        "loader = torch.utils.data.DataLoader(data, 4, shuffle=True)\n"
+        "return dict(model=model, example_inputs=x, batches=[x], evaluation=loader, targets_of=lambda item: item[1], "
+        "classes=['ant', 'bee', 'cat'])"
+    )
+    loaded = flow(body)
+    pair = loaded.quantized("xnnpack")
+    for given, samples in ((loaded, 12), (part_of(loaded, 1, 3), 4)):
+        cases = given.bad_cases(pair, 12)
+        rows = [row for row in cases.rows if row.metric == "sqnr"]
+        assert len(rows) == samples == cases.labels[0].targets
+        for row in rows:
+            sample = cases.batch(row)[0][0, 0]
+            assert row.target == ["ant", "bee", "cat"][int(sample) % 3]
+    single = flow(
+        "return dict(model=model, example_inputs=x[:1], batches=[(x[0], 2)], targets_of=lambda item: item[1])"
+    )
+    assert single.bad_cases(single.quantized("xnnpack"), 1).rows[0].target == "2"
+    with pytest.raises(FlowError, match="targets_of: the first item fails: IndexError: tuple index out of range"):
+        flow("return dict(model=model, example_inputs=x, batches=[(x, 0)], targets_of=lambda item: item[2])")
 
 
 def test_a_dict_may_hold_dynamic_shapes(flow):

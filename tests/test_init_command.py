@@ -81,6 +81,10 @@ def test_arrays_with_labels_are_split_and_give_an_accuracy(run: Callable[..., An
     assert flow.metric is not None
     assert flow.metric(flow.model) == pytest.approx(100 * right)
     assert f"Accuracy of the float model: {100 * right:.2f} %" in result.stdout
+    labels = {float(sample): int(label) for sample, label in zip(x[:, 0], y, strict=True)}
+    assert flow.labelled is not None
+    for batch, label in flow.labelled:
+        assert [labels[float(sample)] for sample in batch[:, 0]] == label.tolist()
 
 
 @pytest.mark.parametrize(("source", "form"), [("own_net.py:named", dict), ("own_net.py:loader", tuple)])

@@ -301,7 +301,7 @@ def as_targets(targets: Any) -> Tensor:
         raise BatchError(
             f"targets_of returned {str(tensor.dtype).removeprefix('torch.')} values; expected integer class numbers."
         )
-    return tensor
+    return tensor.reshape(tensor.shape or (1,))  # a number is that of one sample
 
 
 def count_labels(output: OutputPair, targets: Tensor) -> tuple[LabelCounts, Scores] | None:

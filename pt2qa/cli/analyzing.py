@@ -70,6 +70,7 @@ def analyze(
 
     \b
       evaluation      other batches to measure on; batches then only calibrate
+      targets_of      a function from an item to its integer labels, for --bad-cases
       mask            the input, or a function of a batch, that says which positions count
       metric          a function of a model that returns a number, larger is better
       target          the metric to reach, or dB without a metric, as --target; or a pt2qa.Target
@@ -196,7 +197,7 @@ class _Analyses:
         yield "layers", pt2qa.compare_layers(pair, self.batches, mask=self.flow.mask)
         yield "weights", pt2qa.compare_weights(pair)
         if self.bad_cases is not None:
-            yield "bad-cases", self.flow.bad_cases(pair, self.batches, self.bad_cases)
+            yield "bad-cases", self.flow.bad_cases(pair, self.bad_cases)
         if self.deploys:
             kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
             if kernels is None:

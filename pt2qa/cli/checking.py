@@ -351,7 +351,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
     pair = done.applied(given.quantized(spec))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
-    done.keep("bad-cases", given.bad_cases(pair, done.batches, 8), shown=False)
+    done.keep("bad-cases", given.bad_cases(pair, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
     write(folder / "report.html", partial(write_html, list(done.reports.values())))

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from operator import length_hint
+from operator import itemgetter, length_hint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,7 +25,8 @@ from pt2qa.errors import BatchError, FlowError, SelectionError
 
 REQUIRED: Final = ("model", "example_inputs", "batches")
 OPTIONAL: Final = (
-    *("inputs_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes", "overrides", "as_deployed"),
+    *("inputs_of", "targets_of", "dynamic_shapes", "evaluation", "mask", "metric", "target", "classes", "overrides"),
+    "as_deployed",
 )
 
 
@@ -36,8 +37,9 @@ class Flow:
     ``args`` and ``kwargs`` are example inputs; ``batches``, for calibration, and ``evaluation``, for measuring, can be
     read again and again.  ``mask`` says which positions count: the name of an input, or a function of a batch.
     ``metric`` is a function of a model, larger is better; a number as ``target`` is in its unit.  ``classes`` are names
-    of the classes, ``overrides`` a plan for the quantizer that it was made for.  With ``as_deployed``, pairs compute as
-    the backend's kernels do.  ``sizes`` are those that vary without ``dynamic_shapes`` of the function.
+    of the classes, ``labelled`` pairs of an evaluation batch and its labels, ``overrides`` a plan for the quantizer
+    that it was made for.  With ``as_deployed``, pairs compute as the backend's kernels do.  ``sizes`` are those that
+    vary without ``dynamic_shapes`` of the function.
     """
 
     model: Any
@@ -51,6 +53,7 @@ class Flow:
     mask: str | Callable[[Any], Any] | None = None
     classes: Sequence[str] | None = None
     overrides: Any = None
+    labelled: Iterable[tuple[Any, Any]] | None = None
     as_deployed: bool = True
     sizes: Sizes | None = None
 
@@ -74,9 +77,12 @@ class Flow:
         pair = pt2qa.quantize(self.capture() if capture is None else capture, spec, self.batches, overrides=plan)
         return pair.as_deployed() if self.as_deployed else pair
 
-    def bad_cases(self, pair: Any, batches: Any, k: int) -> Any:
-        """The :class:`pt2qa.BadCases` of a pair, with the flow's own names."""
-        return pt2qa.find_bad_cases(pair, batches, k=k, mask=self.mask, classes=self.classes)
+    def bad_cases(self, pair: Any, k: int) -> Any:
+        """The :class:`pt2qa.BadCases` of a pair on the evaluation data, with the flow's own labels and names."""
+        if self.labelled is None:
+            return pt2qa.find_bad_cases(pair, self.evaluation, k=k, mask=self.mask, classes=self.classes)
+        parts: dict[str, Any] = {"inputs_of": itemgetter(0), "targets_of": itemgetter(1)}
+        return pt2qa.find_bad_cases(pair, self.labelled, k=k, mask=self.mask, classes=self.classes, **parts)
 
     def target_of(self, text: str | None) -> Any:
         """The :class:`pt2qa.Target` that ``text`` asks for, or the flow's own; None without one.
@@ -120,8 +126,9 @@ class Flow:
 def part_of(flow: Flow, part: int, parts: int) -> Flow:
     """The flow with a part of its data."""
     batches = Part(flow.batches, part, parts)
-    other = Part(flow.evaluation, part, parts)
-    return replace(flow, batches=batches, evaluation=batches if flow.evaluation is flow.batches else other)
+    other = batches if flow.evaluation is flow.batches else Part(flow.evaluation, part, parts)
+    labelled = None if flow.labelled is None else Part(flow.labelled, part, parts)
+    return replace(flow, batches=batches, evaluation=other, labelled=labelled)
 
 
 def load_flow(where: str) -> Flow:
@@ -153,7 +160,8 @@ def load_flow(where: str) -> Flow:
     plan = values["overrides"]
     if plan is not None and not isinstance(plan, pt2qa.OverridePlan):
         plan = plan_in(path.parent / plan)
-    more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan
+    labelled = values["targets_of"] and _labelled(given if same else other, where, inputs_of, values["targets_of"], fit)
+    more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan, labelled
     flow = Flow(
         values["model"], args, kwargs, batches, evaluation, *more, as_deployed=values["as_deployed"] is not False
     )
@@ -288,6 +296,7 @@ def _parts() -> dict[str, tuple[Callable[[Any], bool], str]]:
             "a tensor, a tuple of positional inputs, or a dict of keyword inputs",
         ),
         "inputs_of": (callable, "a function from a loader's item to a batch"),
+        "targets_of": (callable, "a function from a loader's item to its integer labels"),
         "metric": (
             lambda given: callable(given) and not isinstance(given, type),
             "a function from a model to a number",
@@ -337,6 +346,21 @@ def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None, f
     if isinstance(batches, list | tuple):  # held in memory, as analyses can tell
         return [fit(item) for item in given]
     return Inputs(batches, lambda item: fit(given.inputs_of(item)))
+
+
+def _labelled(
+    items: Any, where: str, inputs_of: Callable[[Any], Any] | None, targets_of: Callable[[Any], Any], fit: Fit
+) -> Inputs:
+    """The batches of a loader with their labels."""
+    import torch
+
+    given = Inputs(items, lambda item: (fit(item if inputs_of is None else inputs_of(item)), targets_of(item)))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            next(iter(given))
+    except Exception as error:
+        raise FlowError(f"{where}: targets_of: the first item fails: {_kind(error)}: {error}") from error
+    return given
 
 
 def _kind(value: Any) -> str:
