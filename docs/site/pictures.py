@@ -38,8 +38,26 @@ def take(page: Path, picture: Path, width: int, height: int) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def first_run(folder: Path) -> Path:
+    """The page of the first run of three_runs.md, made in a folder."""
+    text = (FOLDER.parent / "three_runs.md").read_text(encoding="utf-8")
+    (folder / "net.py").write_text(text.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "quantizers")]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    for command in (
+        "net.py",
+        "-m pt2qa init cells.pt --model net.py --data cells.npz",
+        "-m pt2qa fix flow.py -q xnnpack -o fixed",
+    ):
+        subprocess.run([sys.executable, *command.split()], cwd=folder, env=env, check=True, capture_output=True)
+    return folder / "fixed" / "report.html"
+
+
 def main() -> None:
-    """The HTML page of the digits demo, and its table in a terminal."""
+    """The HTML page of the digits demo, its table in a terminal, and the page of the first of three runs."""
     given = flow()
     batches = given["batches"]
     pair = pt2qa.quantize(pt2qa.capture(given["model"], given["example_inputs"]), "xnnpack", batches)
@@ -51,6 +69,7 @@ def main() -> None:
         table.write_text(TABLE.format(html.escape(layers.table(width=100))), encoding="utf-8")
         take(page, FOLDER / "page.png", 1200, 690)
         take(table, FOLDER / "table.png", 880, 300)
+        take(first_run(Path(folder)), FOLDER / "first_run.png", 1200, 655)
     for picture in sorted(FOLDER.glob("*.png")):
         print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
 
