@@ -318,7 +318,7 @@ class DeployedReport(DataReport):
         what = f"{counted(len(self.rows), 'value')}, {read}, {how}" if self.rows else f"outputs alone, {read}"
         return f"{self.model}, quantized by {self.quantizer}, on {self.backend}: {what}"
 
-    def _lead(self) -> Sequence[str]:
+    def _ran(self) -> Sequence[str]:
         return self.facts
 
     def _before(self) -> Iterator[Block]:

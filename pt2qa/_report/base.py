@@ -147,7 +147,7 @@ class Report:
             ReportError: there is no such column, or the limit is negative.
         """
         sort, columns = self.order(sort), screen_width(width)
-        above = [self._title(sort), "\n".join(self._data()), *self._lead(), *self._before()]
+        above = [self._title(sort), "\n".join(self._data()), *self._ran(), *self._lead(), *self._before()]
         below = [*self._after(limit), "\n".join(self._summary())]
         head, foot = ([_laid_out(part, columns) for part in parts] for parts in (above, below))
         return clean_lines(sections([*head, self._body(sort, limit, columns), *foot]))
@@ -292,7 +292,7 @@ class Report:
     def lines(self) -> Sequence[str]:
         """What a page says above the report's tables; the first line is the verdict, or what is wrong with its data."""
         faults, said = self._faults(), [*self._lead(), *self._summary()]
-        return [*faults, *said, *([] if faults else self._data())]
+        return [*faults, *said, *self._ran(), *([] if faults else self._data())]
 
     def charts(self, others: Sequence[Report]) -> list[dict[str, Any]]:
         """Charts of a page with these reports, as :mod:`pt2qa._report.charts` makes them."""
@@ -342,6 +342,10 @@ class Report:
 
     def _lead(self) -> Sequence[str]:
         """Sentences between title and tables."""
+        return ()
+
+    def _ran(self) -> Sequence[str]:
+        """What ran, above the tables of a text and below the verdict of a page."""
         return ()
 
     def _before(self) -> Iterable[Block]:

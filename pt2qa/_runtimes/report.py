@@ -148,7 +148,7 @@ class RuntimeReport(DataReport):
         how = self._how(sort, "those that differ first")
         return f"{self.model}, quantized by {self.quantizer}: {count} on {data_read(self.batches, self.samples)}, {how}"
 
-    def _lead(self) -> Sequence[str]:
+    def _ran(self) -> Sequence[str]:
         return self.facts
 
     def _before(self) -> Iterator[Block]:

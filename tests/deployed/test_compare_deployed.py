@@ -130,6 +130,8 @@ def test_a_healthy_model_accuses_no_op(report: DeployedReport) -> None:
     assert report.stage == "converted"
     assert report.grade() == "good"
     assert "The kernels are right" in report.summary()
+    assert report.lines()[0].startswith("The deployed output is ")  # on a page, what ran comes after the verdict
+    assert set(report.facts) < set(report.lines())
 
 
 def test_ops_inside_kernels_and_left_to_portable_kernels_are_shown(report: DeployedReport) -> None:
