@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
@@ -10,8 +9,9 @@ from typing import Any
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._deployed.analysis import explained
+from pt2qa._deployed.apart import RefusedError, seconds_of
 from pt2qa._deployed.comparison import Comparison
-from pt2qa._deployed.deployment import backend_for, lowerable, program_for, run_program
+from pt2qa._deployed.deployment import backend_for, inputs_for, lowerable, program_for
 from pt2qa._deployed.report import DeployedReport, DeployedRow
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import alone, in_step
@@ -23,7 +23,7 @@ from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.treatment import metric_name
 from pt2qa.errors import DeploymentError, SelectionError
-from pt2qa.plugins import Backend, DeployedProgram
+from pt2qa.plugins import Backend
 from pt2qa.plugins import backends as installed
 
 
@@ -37,6 +37,7 @@ def compare_runtimes(
     metric: Callable[[Callable[..., Any]], float] | None = None,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
+    apart: bool = False,
     progress: bool | None = None,
 ) -> RuntimeReport:
     """Runs one converted graph on several runtimes, and compares the kernels of each with it, op by op.
@@ -52,6 +53,8 @@ def compare_runtimes(
         metric: a function of a model, larger is better, measured of each program.
         inputs_of: maps an item of ``batches`` to a batch.
         mask: which positions count, as in :func:`pt2qa.compare_layers`.
+        apart: whether each runtime lowers and runs in a process of its own, as in :func:`pt2qa.compare_deployed`: one
+            that crashes there is listed with its error.
         progress: whether to show progress; None: if stderr is a terminal.
 
     Returns:
@@ -72,14 +75,16 @@ def compare_runtimes(
     check_pair(pair)
     named = _named(backends)
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
-    run = _Runtimes({}, {})
+    run = _Runtimes({}, {}, {})
     for name, wanted in named.items():
         try:
-            backend = backend_for(pair, wanted)
+            run.backends[name] = backend = backend_for(pair, wanted, apart)
             with explained(pair, backend, first):
                 place = lowerable(pair)
                 program = program_for(pair, place, backend, first, None, data.progress)
                 run.able[name] = Comparison(pair, place, program, backend.name, mask)
+        except RefusedError:
+            raise
         except DeploymentError as error:
             run.failed[name] = str(error)
     run.refuse_none()
@@ -122,8 +127,8 @@ def _named(backends: Sequence[str] | Mapping[str, str | Backend] | None) -> dict
 class _Runtimes:
     """The comparisons with all runtimes, which see each batch one after the other; one that fails is left out."""
 
-    def __init__(self, able: dict[str, Comparison], failed: dict[str, str]) -> None:
-        self.able, self.failed = able, failed
+    def __init__(self, backends: dict[str, Backend], able: dict[str, Comparison], failed: dict[str, str]) -> None:
+        self.backends, self.able, self.failed = backends, able, failed
 
     @property
     def batches(self) -> int:
@@ -132,7 +137,8 @@ class _Runtimes:
     def add(self, batch: Batch) -> None:
         for name, comparison in list(self.able.items()):
             try:
-                comparison.add(batch)
+                with explained(comparison.pair, self.backends[name], batch):
+                    comparison.add(batch)
             except DeploymentError as error:
                 self.failed[name] = str(error)
                 del self.able[name]
@@ -153,16 +159,10 @@ def _summary(name: str, report: DeployedReport, comparison: Comparison, values: 
         different=len(report.suspects),
         observed=sum(row.is_measured for row in report.rows),
         values=len(report.rows),
-        seconds=min(_seconds(program, values) for _ in range(3)) if hasattr(program, "run_alone") else nan,
+        seconds=seconds_of(program, inputs_for(values)) if hasattr(program, "run_alone") else nan,
         bytes=getattr(program, "size", 0),
         batches=report.batches,
     )
-
-
-def _seconds(program: DeployedProgram, values: Sequence[Any]) -> float:
-    begin = time.perf_counter()
-    run_program(program, values, observed=False)
-    return time.perf_counter() - begin
 
 
 def _joined(reports: Mapping[str, DeployedReport]) -> list[RuntimeRow]:

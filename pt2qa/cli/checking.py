@@ -137,7 +137,7 @@ _apart = click.option(
     "--apart/--no-apart",
     default=hasattr(os, "fork"),
     show_default=True,
-    help="Lower and run one backend in a process of its own, so that an op of which native code dies is named.",
+    help="Lower and run in a process of its own, so that an op of which native code dies is named.",
 )
 
 
@@ -209,19 +209,20 @@ def deploy(
     common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
     batches, file = measured_on(given), folder / "deployed.safetensors"
     report: Report
+    compare: Callable[..., Report]
     if len(backends) > 1:
         file = folder / "runtimes.safetensors"
         click.get_current_context().params["runtimes"] = file  # for what is said to type next
-        report = pt2qa.compare_runtimes(pair, batches, backends, metric=given.metric, mask=given.mask)
+        compare = partial(pt2qa.compare_runtimes, pair, batches, backends, metric=given.metric, mask=given.mask)
+        report = apart_if_possible(compare, apart)
     elif deployed is not None:
         metric = None if deployed.suffix == ".safetensors" else given.metric
         report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, **common)
     else:
-        compare = lowered if program is None else pt2qa.compare_deployed
+        function: Any = lowered if program is None else pt2qa.compare_deployed
         folder = folder / "program" if program is None else program
-        report = apart_if_possible(
-            partial(compare, pair, batches, program=folder, metric=given.metric, **common), apart
-        )
+        compare = partial(function, pair, batches, program=folder, metric=given.metric, **common)
+        report = apart_if_possible(compare, apart)
     replace(printing, file=file).deliver(report)
     if reasons := unusable(report):
         say(*reasons)

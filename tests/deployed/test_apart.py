@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def test_a_crash_is_an_error_with_the_op(pair: pt2qa.QuantizedPair, lowers: bool
     told = rf"the graph itself: its process died \({how}\(\)\nIt dies of tanh alone. Nothing was compared."
     with pytest.raises(DeploymentError, match=told):
         pt2qa.compare_deployed(pair, [X], backend=Crashing(lowers=lowers), apart=True, progress=False)
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_a_runtime_that_crashes_is_listed_with_the_op_and_the_others_run(
+    pair: pt2qa.QuantizedPair, lowers: bool
+) -> None:
+    runtimes = {"xnnpack": "xnnpack", "crashing": Crashing(lowers=lowers)}
+    report = pt2qa.compare_runtimes(pair, [X, 2 * X], runtimes, apart=True, progress=False)
+    healthy, crashed = report.runtimes
+    assert (healthy.batches, healthy.note, crashed.batches) == (2, "", 0)
+    assert 0 < healthy.seconds < 1
+    assert re.search(r"its process died \(SIG\w+\) in \w+\(\)\nIt dies of tanh alone\.", crashed.note)
+    alone = pt2qa.compare_runtimes(pair, [X, 2 * X], ["xnnpack"], progress=False)
+    assert [row.custom for row in report.rows] == [row.custom for row in alone.rows]
 
 
 def test_reduce_cuts_out_the_op_of_a_crash(pair: pt2qa.QuantizedPair) -> None:
