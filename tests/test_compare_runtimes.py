@@ -51,6 +51,17 @@ def report(pair: pt2qa.QuantizedPair, place: tuple[str, str]) -> RuntimeReport:
     return pt2qa.compare_runtimes(pair, DATA, backends, metric=lambda model: float(model(DATA[0]).max()))
 
 
+def test_dynamic_scales_of_one_runtime_are_by_design_and_no_fault_of_any() -> None:
+    x = torch.randn(4, 8) * torch.tensor([[0.01], [1.0], [1.0], [100.0]])
+    dynamic = pt2qa.quantize(pt2qa.capture(torch.nn.Linear(8, 2).eval(), x), "xnnpack:mode=dynamic", [x])
+    backends = {"xnnpack": "xnnpack", "graph": Interpreted()}
+    for pair in (dynamic, dynamic.as_deployed()):  # which computes as one of them, and is compared as it was converted
+        said = " ".join(pt2qa.compare_runtimes(pair, [x], backends).summary().split())
+        assert "linear: 1 of 2 compute what the converted graph says, and xnnpack (" in said
+        assert "something else, by design. Cause: its input has a scale for each row" in said
+        assert "at fault" not in said
+
+
 def test_a_planted_fault_is_that_of_its_runtime_and_of_its_op_alone(
     report: RuntimeReport, place: tuple[str, str]
 ) -> None:

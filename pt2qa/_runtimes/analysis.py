@@ -46,7 +46,8 @@ def compare_runtimes(
     its own inputs, as :func:`pt2qa.compare_deployed` does.
 
     Args:
-        pair: what :func:`pt2qa.quantize` returned; it is not changed.
+        pair: what :func:`pt2qa.quantize` returned; it is not changed.  Of ``pair.as_deployed()``, which computes as one
+            backend does, the converted graph is compared.
         batches: iterable of batches, consumed once.
         backends: what :func:`pt2qa.compare_deployed` takes as ``backend``, such as ``["xnnpack", "onnxruntime"]``, or a
             dict from names for the report; None: all that are installed.
@@ -73,6 +74,7 @@ def compare_runtimes(
     """
     alone("compare_runtimes")
     check_pair(pair)
+    pair = pair if pair.origin is None else pair.origin.pair  # runtimes have scales of their own, and one graph
     named = _named(backends)
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     run = _Runtimes({}, {}, {})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from typing import Annotated, ClassVar, Final
 
+from pt2qa._deployed.causes import BY_DESIGN
 from pt2qa._report.base import Block, DataReport, Grade, Report, Table, data_read
 from pt2qa._report.prose import counted, decibel, few, megabytes, number
 from pt2qa._report.rows import Column, Count, Row, check_custom, column, custom_names, derived
@@ -182,7 +183,7 @@ class RuntimeReport(DataReport):
         why += f" Not observed there: {few(unseen)}." if unseen else ""
         if row.right:
             others = f"{row.right} of {row.right + len(row.differ)} compute what the converted graph says"
-            blame = ": its kernel is at fault" if len(off) == 1 else ""
+            blame = ", by design" if BY_DESIGN in row.cause else ": its kernel is at fault" if len(off) == 1 else ""
             return f"{row.name}: {others}, and {few(off)} something else{blame}.{why}"
         if len(off) > 1:
             return f"{row.name}: no runtime computes what the converted graph says: {few(off)}.{why}"

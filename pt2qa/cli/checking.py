@@ -205,6 +205,8 @@ def deploy(
         raise click.UsageError("give one --backend with --deployed or --program: several lower the model anew")
     make_folder(folder)
     given = load_flow(flow).fitted()
+    if backends and backends[0].partition(":")[0] != spec.partition(":")[0]:
+        given = replace(given, as_deployed=False)  # another backend's dynamic scales are none of this one's
     pair = given.quantized(spec)
     common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
     batches, file = measured_on(given), folder / "deployed.safetensors"

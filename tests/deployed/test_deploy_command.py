@@ -134,6 +134,17 @@ def test_options_that_exclude_each_other_and_files_that_are_not_there(flow: str,
     assert "no quantizer is named 'nobody'" in other.stderr
 
 
+def test_another_backend_is_held_against_the_converted_graph(flow: str, tmp_path: Path) -> None:
+    for backend in ("x86", "xnnpack"):
+        out = tmp_path / backend
+        result = run("deploy", flow, "-q", "xnnpack:mode=dynamic", "-b", backend, "-o", out)
+        assert result.exit_code == 0, result.output
+        report = pt2qa.load(out / "deployed.safetensors")
+        assert isinstance(report, pt2qa.DeployedReport)
+        assert report.quantizer == "xnnpack:mode=dynamic" + (", as deployed" if backend == "xnnpack" else "")
+        assert report.suspects == ()
+
+
 def test_analyze_also_deploys(flow: str, tmp_path: Path) -> None:
     result = run("analyze", flow, "-q", "xnnpack", "-o", tmp_path, "--deployed")
     assert result.exit_code == 0, result.output
