@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -185,7 +184,6 @@ class _Analysis:
     reached: set[int] = field(default_factory=set)
     number: int = -1
     known: SensitivityBatch = field(init=False)
-    content: Counter[str] = field(default_factory=Counter)
     input_ranges: dict[int, tuple[InputRange, ...]] = field(default_factory=dict)
 
     @property
@@ -213,7 +211,6 @@ class _Analysis:
         if self.seen is None or exact == (self.projection is None):
             return items
         self.ledger, self.number, self.seen, self.projection, self.notes = Ledger(), -1, None, None, []
-        self.content.clear()
         return itertools.chain(begun, items)
 
     def add(self, batch: Batch) -> None:
@@ -221,10 +218,8 @@ class _Analysis:
         self.number = number = self.number + 1
         values = self.pair.values(batch)
         self.known = known = SensitivityBatch(digest_of(values), count_samples(values), 0.0)
-        # How many batches before it are equal.
-        repeats, self.content[known.fingerprint] = self.content[known.fingerprint], self.content[known.fingerprint] + 1
         if number == len(self.ledger.data):
-            self._take(known.fingerprint, repeats)
+            self._take(known.fingerprint)
         if number < len(self.ledger.data):
             if self.ledger.data[number].fingerprint != known.fingerprint:
                 raise SelectionError(
@@ -247,20 +242,20 @@ class _Analysis:
         if self.projection is None:
             self._exact(values, missing)
             return
-        # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
+        # By content, so that a batch has the same vectors in whichever run it is.
         content = known.fingerprint if self.counted.keep is None else digest_of(self.counted.inputs(values))
-        seed = int(content[:12], 16) + repeats
         try:
-            self._projected(values, missing, self.projection.start(values, seed, self.counted))
+            started = self.projection.start(values, int(content[:12], 16), self.counted)
+            self._projected(values, missing, started)
         except (PostProcessWithoutGradient, WithoutGradient) as error:
             if self.method != "auto" or self.ledger.parts:
                 raise
             self._take_exact(error.reason)
             self._exact(values, missing)
 
-    def _take(self, fingerprint: str, repeats: int) -> None:
+    def _take(self, fingerprint: str) -> None:
         """Takes over what other ranks measured of the next batch; equal ones in their order."""
-        same = self.earlier.by_content.get(fingerprint, ())
+        same, repeats = self.earlier.by_content[fingerprint], len(self.ledger.by_content[fingerprint])
         if repeats < len(same):
             self.ledger.append(self.earlier, same[repeats])
             self.taken += 1
@@ -375,7 +370,7 @@ class _Analysis:
         return fault is None
 
     def _set_apart(self, apart: SetApart) -> None:
-        self.ledger.data.append(self.known)
+        self.ledger.begin(self.known)
         self.ledger.set_apart[self.number] = apart
 
     def _whole(self, known: SensitivityBatch, reference: Any, quantized: Any) -> None:
@@ -384,7 +379,7 @@ class _Analysis:
         self.outputs = float_names(reference)
         part = self.metric.part(ALL_SITES, number, reference, quantized, known.samples)
         if number == len(self.ledger.data):
-            self.ledger.data.append(replace(known, signal=signal_of(reference)))
+            self.ledger.begin(replace(known, signal=signal_of(reference)))
         if not self.ledger.has(ALL_SITES, number):
             self.ledger.add(part)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -41,38 +40,46 @@ class Place:
 
 @dataclass
 class Ledger:
-    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has all batches that were begun."""
+    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has all batches that were begun.
+
+    ``by_content`` has the numbers of the batches of each fingerprint.
+    """
 
     data: list[SensitivityBatch] = field(default_factory=list)
     parts: dict[int, dict[int, SensitivityPart]] = field(default_factory=lambda: defaultdict(dict))
     set_apart: dict[int, SetApart] = field(default_factory=dict)
     noise: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     variance: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    by_content: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list), init=False)
+
+    def __post_init__(self) -> None:
+        for number, batch in enumerate(self.data):
+            self.by_content[batch.fingerprint].append(number)
+
+    def begin(self, batch: SensitivityBatch) -> None:
+        self.by_content[batch.fingerprint].append(len(self.data))
+        self.data.append(batch)
 
     def add(self, part: SensitivityPart) -> None:
         """Stores the sums of one place on one batch, which must be new."""
         self.parts[part.batch][part.place] = part
         self.noise[part.place] += part.noise
-        self.variance[part.place] += part.variance
+        self.variance[part.place] += self.variance_of(part)
+
+    def variance_of(self, part: SensitivityPart) -> float:
+        """What a part adds: equal batches have the same random vectors, so n of them have n² times the variance."""
+        return part.variance * (2 * self.by_content[self.data[part.batch].fingerprint].index(part.batch) + 1)
 
     def has(self, place: int, batch: int) -> bool:
         return place in self.parts.get(batch, ())
 
     def append(self, other: Ledger, number: int) -> None:
         own = len(self.data)
-        self.data.append(other.data[number])
+        self.begin(other.data[number])
         if number in other.set_apart:
             self.set_apart[own] = replace(other.set_apart[number], batch=own)
         for part in other.parts.get(number, {}).values():
             self.add(replace(part, batch=own))
-
-    @functools.cached_property
-    def by_content(self) -> Mapping[str, Sequence[int]]:
-        """The batches of a ledger that is complete, by their fingerprints."""
-        found: dict[str, list[int]] = defaultdict(list)
-        for number, batch in enumerate(self.data):
-            found[batch.fingerprint].append(number)
-        return found
 
     @property
     def counted(self) -> list[int]:
@@ -158,7 +165,7 @@ def _rows(
         noise = summed(part.noise for part in parts)
         known = {**asdict(place), "flops": round(place.flops), "noise": noise, "noise_share": 0.0}
         # Only sqnr is ever estimated.
-        error = error_of(noise, summed(part.variance for part in parts))
+        error = error_of(noise, summed(map(ledger.variance_of, parts)))
         rows.append(SensitivityRow(**known, value=metric.value(parts, data), error=error, rank=0, near_tie=False))
     return _ranked(rows, metric.smallest_is_worst)
 

@@ -46,9 +46,11 @@ def test_a_sharded_run_goes_on_from_what_was_merged(pair, batches) -> None:
     assert not differences(resumed, pt2qa.sensitivity(pair, batches[:5], method="exact"))
 
 
-def test_equal_batches_have_different_random_vectors(pair, batches) -> None:
-    once, twice = (pt2qa.sensitivity(pair, batches[:1] * count, method="projection", projections=1) for count in (1, 2))
-    assert [row.noise for row in twice.rows] != [2 * row.noise for row in once.rows]
+def test_equal_batches_have_the_same_random_vectors_in_one_run_as_in_shards(pair, batches) -> None:
+    once, twice = (pt2qa.sensitivity(pair, batches[:1] * count, method="projection", projections=2) for count in (1, 2))
+    assert not differences(pt2qa.merge([once, once]), twice)
+    assert [row.noise for row in twice.rows] == [2 * row.noise for row in once.rows]
+    assert [row.error for row in twice.rows] == pytest.approx([row.error for row in once.rows])
 
 
 def test_what_is_not_of_one_run(pair, batches) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import pt2qa
 from pt2qa._sensitivity.ledger import Ledger, Place, precision_notes, results
 from pt2qa._sensitivity.metrics import OutputMetric, fault_of, float_leaves, paired_leaves, signal_of
-from pt2qa._sensitivity.precision import FEWEST
+from pt2qa._sensitivity.precision import FEWEST, error_of
 from pt2qa._sensitivity.report import ALL_SITES, SensitivityBatch, SensitivityPart
 from pt2qa.report import SetApart
 from tests.flows import residual_pair
@@ -87,7 +87,7 @@ def ledger(metric: OutputMetric) -> Ledger:
     found = Ledger()
     for number, samples in enumerate(SAMPLES):
         reference = outputs(number, samples)
-        found.data.append(SensitivityBatch(f"batch {number}", samples, signal_of(reference), 8 * number))
+        found.begin(SensitivityBatch(f"batch {number}", samples, signal_of(reference), 8 * number))
         for place in (ALL_SITES, 0, 1, 2):
             found.add(metric.part(place, number, reference, of_place(place, reference), samples))
     return found
@@ -179,7 +179,7 @@ def test_a_batch_without_a_number_has_a_reason() -> None:
 def ranked(parts: list[tuple[float, float]], metric: str = "sqnr") -> list[tuple[int, bool, float]]:
     """Rank, mark and share of rows of these noises and variances, of a signal of 100."""
     found = Ledger()
-    found.data.append(SensitivityBatch("", 1, 100.0, 4))
+    found.begin(SensitivityBatch("", 1, 100.0, 4))
     found.add(SensitivityPart(ALL_SITES, 0, 1.0))
     for place, (noise, variance) in enumerate(parts):
         found.add(SensitivityPart(place, 0, noise, variance, absolute=noise, count=1))
@@ -246,6 +246,17 @@ def test_batches_are_taken_over_with_their_parts_and_faults_under_new_numbers() 
     assert own.set_apart == {1: other.set_apart[1]}
     assert own.parts[0][0].batch == 0
     assert (own.noise[0], own.variance[0]) == (3.0, 0.5)
+
+
+def test_equal_batches_have_the_same_vectors_so_their_errors_add_up() -> None:
+    found = Ledger([SensitivityBatch(name, 1, 1.0, 4) for name in ("a", "b", "a", "a")])
+    for number in range(4):
+        for place in (ALL_SITES, 0):
+            found.add(SensitivityPart(place, number, 1.0, 0.01))
+    # The variance of 3 times one estimate, and of another one.
+    assert found.variance[0] == pytest.approx(3**2 * 0.01 + 0.01)
+    [row] = results(PLACES[:1], found, OutputMetric.of("sqnr", None))["rows"]
+    assert row.error == pytest.approx(error_of(4.0, 0.1))
 
 
 def test_what_is_not_given_of_a_place_is_not_known() -> None:
