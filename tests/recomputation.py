@@ -87,10 +87,9 @@ class Recomputation:
         for node in of_constants(pair.quantized):
             if op_rules.only_moves(node.target) or not any(is_quantization(read) for read in node.all_input_nodes):
                 self.floats.pop(node, None)
-        handles = {name.name: number for number, name in pair.names.items()}
-        self.region = {
-            op: {self.nodes[handles[other]] for other in region.ops} for region in pair.regions for op in region.ops
-        }
+        nodes = {node.name: node for node in pair.quantized.graph.nodes}  # an op in a region may have no handle
+        own = ({nodes[pair.program.steps[step].node] for step in region.steps} for region in pair.regions)
+        self.region = {node: region for region in own for node in region}
 
     def of(self, row: pt2qa.LayerRow, nth: int = 0) -> Values:
         """The values of a row; where nothing is rounded, the rounded one is the reference.
@@ -100,7 +99,7 @@ class Recomputation:
         """
         op = self.nodes[row.handle]
         seen = op if row.observed_at == "raw" else self._dequantized(op, row, nth)
-        inside = self.region.get(self.pair.names[row.handle].name, set())
+        inside = self.region.get(op, set())
         isolated, rounded = self._evaluated(seen, inside, {}), self._evaluated(seen, set(), {})
         return Values(self.reference[row.handle], self.quantized[seen], isolated, rounded)
 

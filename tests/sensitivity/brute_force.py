@@ -7,6 +7,7 @@ integer constant to the reference graph's.  pt2qa says which nodes a place has, 
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def noises(
     group: Any = None,
     post_process: Callable[[Any], Any] = lambda outputs: outputs,
 ) -> list[float]:
-    """Squared output error of each place, summed over batches."""
+    """Squared output error of each place, summed over batches; nan where a value is not finite on one side alone."""
 
     def outputs(graph: GraphModule) -> list[list[Tensor]]:
         """Of each batch, from the same state."""
@@ -45,7 +46,7 @@ def noises(
     references = outputs(copy.deepcopy(pair.reference))
     return [
         sum(
-            float(((ref - alone).masked_fill(ref == alone, 0.0) ** 2).sum())  # infinities that are equal
+            float(((ref - alone).masked_fill(ref == alone, 0.0).nan_to_num(math.nan, math.nan, math.nan) ** 2).sum())
             for reference, isolated in zip(references, outputs(quantized_at(pair, place.sites)), strict=True)
             for ref, alone in zip(reference, isolated, strict=True)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -200,6 +201,22 @@ def test_writes_that_reach_other_values_make_every_row_a_run_of_the_whole_model(
     pair.program.steps[-2].mutates = True
     with pytest.raises(SimulationError, match=r'writes to a value that other ops share.*Use method="exact"'):
         pt2qa.sensitivity(pair, [images()], method="projection")
+
+
+def test_a_site_that_makes_the_output_infinite_by_itself_has_no_number() -> None:
+    class Inverse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) + torch.rsqrt(x * x * 1e-3 + 1e-4)  # the addition is rounded to steps of 1e-2
+
+    batch = torch.tensor([[0.0, 50.0], [0.1, -2.0]])
+    pair = quantized_pair(Inverse(), batch)
+    expected = noises(pair, [batch])
+    assert any(map(math.isnan, expected))
+    assert [row.noise for row in exact(pair, [batch]).rows] == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("method", ["exact", "projection"])
