@@ -102,7 +102,7 @@ def groups_in(pair: QuantizedPair) -> tuple[RangeGroup, ...]:
     found = []
     for group, sites in by_group.items():
         params = sites[0].params
-        known = isinstance(params.scale, float) and isinstance(params.zero_point, int)
+        known = all(isinstance(each.params.scale, float) and isinstance(each.params.zero_point, int) for each in sites)
         if known and group not in fixed and all(site.params == params for site in sites):
             symmetric = annotations.facts(group).scheme == "per_tensor_symmetric"
             found.append(RangeGroup(tuple(site.index for site in sites), sites[0].name, params, symmetric))

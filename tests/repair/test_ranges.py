@@ -7,14 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import Node
+from torchao.quantization.pt2e import PerChannelMinMaxObserver
+from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from pt2qa._repair.ranges import BINS, FittedRanges, Histogram, RangeGroup, Ranges, _best, _weighted, groups_in
 from pt2qa._sensitivity.roundings import rounding
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.outcome import Folds
+from tests.check.quantizers import INT8, Annotates
+from tests.flows import quantized_pair
 from tests.repair.nets import batches, clipped_pair
+
+BY_CHANNEL = QuantizationSpec(torch.int8, PerChannelMinMaxObserver, -128, 127, torch.per_channel_symmetric, 1)
 
 
 def group(scale: float, zero_point: int, *, symmetric: bool = False) -> RangeGroup:
@@ -84,6 +91,16 @@ def test_groups_are_what_shares_a_scale(quantizer: str) -> None:
     assert {pair.sites[index].kind for index in together} == {"activation"}
     for each in groups:
         assert len({(pair.sites[index].params.scale, pair.sites[index].params.zero_point) for index in each.sites}) == 1
+
+
+def test_a_value_that_is_rounded_by_channel_as_well_is_in_no_group() -> None:
+    def annotate(nodes: dict[str, Node]) -> dict[Node, tuple[dict[Node, object], object]]:
+        return {nodes["linear"]: ({}, INT8), nodes["relu"]: ({nodes["linear"]: BY_CHANNEL}, None)}
+
+    batch = torch.linspace(-1, 2, 24).reshape(6, 4)
+    pair = quantized_pair(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), batch, Annotates(annotate))
+    assert len(pair.sites) == 2
+    assert groups_in(pair) == ()
 
 
 def test_fits_to_halves_add_up() -> None:
