@@ -117,19 +117,21 @@ def campaign(
         draw: a genome of a seed; None for those of all of pt2qa.
         script: of a reduced genome, its stage, line and traceback.
         known: parts of lines of failures that are only counted.
-        progress: whether a bar is shown.
+        progress: whether a bar of the time is shown.
     """
     if draw is None:
         from tests.fuzz.grammar import random_genome as draw
     if analyse is None:
         from tests.fuzz.analyses import analyse
     written = script or script_of
-    done, worker, end = Campaign(), Worker(analyse), time.monotonic() + seconds
+    done, worker, start = Campaign(), Worker(analyse), time.monotonic()
     seen: set[str] = set()
-    bar = tqdm(seeds, desc="models", disable=not progress)
-    for seed in bar:
-        if time.monotonic() > end:
+    form = "{percentage:3.0f}% |{bar}| {elapsed} of " + tqdm.format_interval(seconds) + "{postfix}"
+    bar = tqdm(total=seconds, bar_format=form, disable=not progress)
+    for seed in seeds:
+        if (passed := time.monotonic() - start) > seconds:
             break
+        bar.update(passed - bar.n)
         genome = draw(seed)
         outcome = worker.run(genome)
         done.models += 1
@@ -148,7 +150,8 @@ def campaign(
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{len(done.findings):03d}_{stage}_{seed}.py").write_text(finding.script)
             bar.write(f"seed {seed}, {stage}: {line}")
-        bar.set_postfix(findings=len(done.findings))
+        bar.set_postfix(models=done.models, findings=len(done.findings))
+    bar.close()
     worker.close()
     return done
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pt2qa._layers import sums
 from pt2qa._simulator import fused
 from tests.fuzz.analyses import STAGES, Outcome, analyse
-from tests.fuzz.campaign import CRASHED, Finding, Worker, reduced, script_of
+from tests.fuzz.campaign import CRASHED, Finding, Worker, campaign, reduced, script_of
 from tests.fuzz.grammar import OPS, Gene, Genome, random_genome, write
 from tests.fuzz.planted import Reader, crashes
 
@@ -47,6 +47,14 @@ def test_a_wrong_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mse" in failed("layers")
 
 
+def test_an_op_that_a_plug_in_puts_into_a_region_is_run_with_it() -> None:
+    genes = {0: Gene("conv2d", -1, -1, 1), 1: Gene("linear", 0, 0, 1)}
+    outcome = analyse(Genome(((1, 1, 1, 1),), genes, (1,), ("normal",), "xnnpack:dynamic", 233), ["layers"])
+    assert not outcome.failures
+    assert outcome.counts["layer rows without a handle"] == 1
+    assert outcome.counts["layer rows"] >= 2
+
+
 def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rounded = fused.quantize_dequantize
 
@@ -78,6 +86,15 @@ def test_a_crash_of_native_code_is_an_outcome_and_the_next_model_runs() -> None:
     assert worker.run("crash") == f"{CRASHED} with code -11"
     assert worker.run("sound").counts == {"pairs": 1}
     worker.close()
+
+
+def test_the_bar_of_a_campaign_shows_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    done = campaign(range(10**9), 1, None, analyse=crashes, draw=str, progress=True)
+    assert done.models > 0
+    shown = capsys.readouterr().err
+    assert "| 00:00 of 00:01" in shown
+    assert f"findings=0, models={done.models}" in shown
+    assert str(10**9) not in shown
 
 
 def test_a_failure_is_reduced_to_the_op_that_brings_it_about(tmp_path: Path) -> None:
