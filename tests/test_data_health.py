@@ -160,10 +160,13 @@ def test_a_verdict_alone_says_what_is_wrong_with_its_data() -> None:
 
 
 def test_what_is_finite_in_a_batch_with_nan_counts_only_where_samples_are_ranked_or_profiled() -> None:
-    whole = "Their finite values count: 12 samples in all"
+    whole = "All finite values count: 12 samples in all"
     for analysis in ("bad cases", "profile"):
         assert whole in _reported(analysis, "nan").summary()
     assert whole not in _reported("layers", "nan").summary()
+    for analysis in ("bad cases", "profile", "layers"):
+        said = " ".join(_reported(analysis, "empty").summary().split())
+        assert "No samples in 1 of 3 batches: batch 1. The numbers are of the other 2 batches, 8 samples" in said
 
 
 def test_values_at_1e38_are_named_with_the_site_that_holds_the_error() -> None:

@@ -211,8 +211,8 @@ def about_data(health: DataHealth) -> list[str]:
     outside = outside and f"; {outside} % of the input values outside the calibrated range"
     samples = counted(health.samples, "sample")
     used = health.batches - len({each.batch for each in health.set_apart})
-    if health.set_apart and health.in_part:
-        return [*lines, f"Their finite values count: {samples} in all{outside}."]
+    if health.faults and health.in_part:
+        return [*lines, f"All finite values count: {samples} in all{outside}."]
     if not used:
         return [*lines, "No other batch is left: rows whose values are not finite have no number."]
     if health.set_apart:
