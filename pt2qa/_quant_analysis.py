@@ -103,7 +103,7 @@ class QuantAnalysis:
         check_pair(pair)
         if isinstance(batches, Iterator):
             raise BatchError(
-                f"batches is a {type(batches).__name__}, which can be read only once, but each step needs the "
+                f"batches is of type {type(batches).__name__}, which can be read only once, but each step needs the "
                 "batches again. Pass a list, or a loader that starts over."
             )
         self.pair = pair
@@ -179,7 +179,7 @@ class QuantAnalysis:
         path = self.out_dir / _files_of(BAD_CASES)[0] if path is None else Path(path)
         loaded = load(path)
         if not isinstance(loaded, BadCases):
-            raise ReportError(f"{path}: holds a {type(loaded).__name__}; expected bad cases")
+            raise ReportError(f"{path}: holds {type(loaded).__name__}; expected bad cases")
         self.bad_case = loaded
         return loaded
 

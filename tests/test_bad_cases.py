@@ -309,7 +309,7 @@ def test_a_users_metric_by_sample_and_by_batch() -> None:
         ([], r"no metric was given"),
         (pt2qa.CaseMetric("own", lambda ref, quant: ref - quant), r"returned a tensor of shape \(2, 4\) for output"),
         (pt2qa.CaseMetric("own", lambda ref, quant: torch.ones(3)), r"returned 3 numbers for output, which holds 2"),
-        (pt2qa.CaseMetric("own", lambda ref, quant: "bad"), r"returned a str for output; expected one number"),
+        (pt2qa.CaseMetric("own", lambda ref, quant: "bad"), r"returned str for output; expected one number"),
     ],
 )
 def test_a_metric_that_cannot_be_is_refused(metric: Any, message: str) -> None:

@@ -25,12 +25,12 @@ def _pair() -> pt2qa.QuantizedPair:
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ("pair", {"args": [X]}, "args: got a QuantizedPair; only a model takes example inputs. Pass data as batches="),
-        ("capture", {"kwargs": {"input": X}}, "kwargs: got a Capture; only a model takes"),
-        ("pair", {"dynamic_shapes": {}}, "dynamic_shapes: got a QuantizedPair; only a model takes"),
+        ("pair", {"args": [X]}, "args: got QuantizedPair; only a model takes example inputs. Pass data as batches="),
+        ("capture", {"kwargs": {"input": X}}, "kwargs: got Capture; only a model takes"),
+        ("pair", {"dynamic_shapes": {}}, "dynamic_shapes: got QuantizedPair; only a model takes"),
         ("model", {"dynamic_shapes": {}}, "dynamic_shapes: nothing is captured without example inputs"),
-        ("model", {"batches": [X]}, "batches: got a Linear; pass the pair"),
-        ("capture", {"batches": [X]}, "batches: got a Capture; pass the pair"),
+        ("model", {"batches": [X]}, "batches: got Linear; pass the pair"),
+        ("capture", {"batches": [X]}, "batches: got Capture; pass the pair"),
         ("pair", {"inputs_of": id}, "inputs_of: there are no batches to map"),
         ("model", {"model": nn.Linear(4, 2)}, "model: the subject is the model itself"),
     ],

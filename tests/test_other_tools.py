@@ -45,7 +45,7 @@ def test_a_name_that_is_not_there_is_answered_with_near_ones_and_the_table_of_ot
 def test_two_models_are_one_pair(pair: pt2qa.QuantizedPair) -> None:
     both: Any = (pair.reference, pair.quantized)
     for function in (pt2qa.compare_layers, pt2qa.find_bad_cases, pt2qa.sensitivity):
-        with pytest.raises(SelectionError, match=r"got a GraphModule, .* pair = pt2qa\.pair\(reference, quantized\)"):
+        with pytest.raises(SelectionError, match=r"got GraphModule, .* pair = pt2qa\.pair\(reference, quantized\)"):
             function(*both)
 
 
@@ -71,9 +71,9 @@ ANALYSES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", ANALYSES)
 def test_an_analysis_of_something_else_than_a_pair_says_how_to_make_one(pair: pt2qa.QuantizedPair, name: str) -> None:
     for given, message in (
-        (MODEL, r"got a Sequential, .* pair = pt2qa\.quantize\(pt2qa\.capture\(model, example_inputs\), quantizer, "),
-        (pair.reference, r"got a GraphModule, .* pair = pt2qa\.pair\(reference, quantized\), of both graphs"),
-        (pair.capture, r"got a Capture, .* pair = pt2qa\.quantize\(capture, quantizer, batches\)"),
+        (MODEL, r"got Sequential, .* pair = pt2qa\.quantize\(pt2qa\.capture\(model, example_inputs\), quantizer, "),
+        (pair.reference, r"got GraphModule, .* pair = pt2qa\.pair\(reference, quantized\), of both graphs"),
+        (pair.capture, r"got Capture, .* pair = pt2qa\.quantize\(capture, quantizer, batches\)"),
     ):
         with pytest.raises(SelectionError, match=message):
             ANALYSES[name](given)
@@ -132,9 +132,11 @@ def test_a_model_that_eager_mode_or_fx_prepared_or_converted_is_refused() -> Non
 
 
 def test_an_eager_model_is_captured_first() -> None:
-    with pytest.raises(QuantizeError, match=r"got a Sequential, expected a Capture\. Make one: pt2qa\.capture\("):
+    with pytest.raises(QuantizeError, match=r"got Sequential, expected a Capture\. Make one: pt2qa\.capture\("):
         pt2qa.quantize(MODEL, "xnnpack", [X])
-    with pytest.raises(PairingError, match=r"is a Sequential; expected .* Capture an eager model: pt2qa\.capture\("):
+    with pytest.raises(
+        PairingError, match=r"is of type Sequential; expected .* Capture an eager model: pt2qa\.capture\("
+    ):
         pt2qa.pair(MODEL, MODEL)
 
 

@@ -165,7 +165,7 @@ def test_what_is_not_a_quantized_graph_is_refused() -> None:
         pt2qa.pair(capture.module(), prepared)
     with pytest.raises(pt2qa.PairingError, match="nothing in the quantized graph is quantized"):
         pt2qa.pair(capture.module(), capture.module())
-    with pytest.raises(pt2qa.PairingError, match="the quantized graph is a Linear; expected a GraphModule"):
+    with pytest.raises(pt2qa.PairingError, match="the quantized graph is of type Linear; expected a GraphModule"):
         pt2qa.pair(capture.module(), nn.Linear(2, 2))  # type: ignore[arg-type]
 
 

@@ -231,7 +231,7 @@ def test_what_cannot_be_is_refused(session: Session, tmp_path: Path) -> None:
     with pytest.raises(pt2qa.ReportError, match=r"bad-cases\.safetensors: no such file"):
         analysis.load_bad_case()
     analysis.compare_weights()
-    with pytest.raises(pt2qa.ReportError, match=r"holds a WeightReport; expected bad cases"):
+    with pytest.raises(pt2qa.ReportError, match=r"holds WeightReport; expected bad cases"):
         analysis.load_bad_case(analysis.out_dir / "weights.safetensors")
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -60,7 +60,7 @@ def annotations(
         return _of_pair(subject)
     if not isinstance(subject, Capture):
         raise SelectionError(
-            f"got a {type(subject).__name__}, expected what pt2qa.quantize or pt2qa.pair returned, or a capture and a "
+            f"got {type(subject).__name__}, expected what pt2qa.quantize or pt2qa.pair returned, or a capture and a "
             "quantizer"
         )
     if quantizer is None:

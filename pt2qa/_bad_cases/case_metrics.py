@@ -214,14 +214,14 @@ class CaseMetric:
         if isinstance(result, Tensor) and result.dim() <= 1:
             return float64(result.detach()).reshape(-1).tolist()
         if isinstance(result, Tensor):
-            got = f"tensor of shape {tuple(result.shape)}"
+            got = f"a tensor of shape {tuple(result.shape)}"
         else:
             try:
                 return [float(result)]
             except (TypeError, ValueError):
                 got = type(result).__name__
         raise SelectionError(
-            f"the metric {self.name!r} returned a {got} for {output.name}; expected one number, or a 1-d tensor "
+            f"the metric {self.name!r} returned {got} for {output.name}; expected one number, or a 1-d tensor "
             "with one number per sample."
         )
 

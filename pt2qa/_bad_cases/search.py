@@ -415,8 +415,8 @@ def _node(value: Any, key: tuple[int, int], arrays: dict[str, Array]) -> dict[st
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {"dict": [[name, _node(item, key, arrays)] for name, item in value.items()]}
     raise BatchError(
-        f"an input is a {type(value).__name__}, which a report cannot hold; expected tensors, numbers and strings in "
-        "tuples, lists and dicts."
+        f"an input is of type {type(value).__name__}, which a report cannot hold; expected tensors, numbers and "
+        "strings in tuples, lists and dicts."
     )
 
 

@@ -90,7 +90,7 @@ def compare_quantizers(
     named = _named(quantizers)
     if isinstance(calibration, Iterator):
         raise BatchError(
-            f"calibration is a {type(calibration).__name__}, which can be read only once, but each candidate "
+            f"calibration is of type {type(calibration).__name__}, which can be read only once, but each candidate "
             "needs the batches again. Pass a list, or a loader that starts over."
         )
     data = Data("batches", calibration, inputs_of, mask, progress)

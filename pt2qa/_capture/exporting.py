@@ -42,7 +42,7 @@ def check_model(model: object) -> nn.Module:
             "Pass that module, or program.module().",
         )
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"model is a {type(model).__name__}; expected an nn.Module in eval mode.")
+        raise CaptureError(f"model is of type {type(model).__name__}; expected an nn.Module in eval mode.")
     refuse_quantized(model)
     # For a graph from torch.export, the flag means nothing, and eval() raises NotImplementedError.
     training = [] if _is_exported(model) else [name for name, part in model.named_modules() if part.training]

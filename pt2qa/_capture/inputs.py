@@ -43,14 +43,16 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
             raise CaptureError(*reason)
         hint = "Pass tuple(args)." if isinstance(args, list) else "Pass (value,) for one input that is not a tensor."
         raise CaptureError(
-            f"args is a {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of keyword "
-            "inputs. ",
+            f"args is of type {type(args).__name__}; expected a tuple of positional inputs, a tensor, or a dict of "
+            "keyword inputs. ",
             hint,
         )
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
-        given = f"dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else type(kwargs).__name__
-        raise CaptureError(f"kwargs is a {given}; expected a dict of input names and values.")
+        given = (
+            f"a dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else f"of type {type(kwargs).__name__}"
+        )
+        raise CaptureError(f"kwargs is {given}; expected a dict of input names and values.")
     return args, kwargs
 
 
@@ -66,7 +68,7 @@ def refusal(name: str, value: object) -> tuple[str, str] | None:
         what = f"a NumPy array of shape {list(value.shape)} and dtype {value.dtype}"
         return f"{name} is {what}; expected a tensor. ", "Pass torch.from_numpy(...) of it."
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
-        return f"{name} is a {type(value).__qualname__}, a tensor subclass; expected a plain tensor.", ""
+        return f"{name} is of type {type(value).__qualname__}, a tensor subclass; expected a plain tensor.", ""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
         what = f"{name} has the layout {layout}; expected a dense tensor, as quantization takes it. "

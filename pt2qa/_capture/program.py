@@ -243,7 +243,7 @@ def with_handles(program: ExportedProgram) -> ExportedProgram:
     """
     if not isinstance(program, ExportedProgram):
         raise CaptureError(
-            f"program is a {type(program).__name__}; expected the ExportedProgram that torch.export.export returns."
+            f"program is of type {type(program).__name__}; expected the ExportedProgram of torch.export.export."
         )
     refuse_subclasses(program)
     copied = _graph_copy(program)

@@ -90,7 +90,7 @@ def check(
     """
     if batches is not None:
         alone("check with data")
-    kind, got = kind_of(subject), f"got a {type(subject).__name__}"
+    kind, got = kind_of(subject), f"got {type(subject).__name__}"
     if kind is None:
         raise SelectionError(
             f"{got}, expected an nn.Module, a Capture, a QuantizedPair, an ExportedProgram or a GraphModule"
@@ -115,7 +115,7 @@ def check(
         ),
         (
             model is not None and not isinstance(model, nn.Module),
-            f"model: got a {type(model).__name__}, expected the nn.Module of the capture or pair",
+            f"model: got {type(model).__name__}, expected the nn.Module of the capture or pair",
         ),
     ):
         if wrong:

@@ -72,7 +72,7 @@ def check_quantizer(
     True
     """
     if spec is not None and not isinstance(spec, BackendSpec):
-        raise SelectionError(f"spec: got a {type(spec).__name__}, expected a BackendSpec")
+        raise SelectionError(f"spec: got {type(spec).__name__}, expected a BackendSpec")
     tested = QuantizerUnderTest(quantizer, qat, spec)
     run = ConformanceRun(tested, chosen("model", models, MODELS))
     wanted = chosen("property", properties, PROPERTIES)

@@ -136,7 +136,7 @@ def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
 def _path(deployed: Any) -> Path:
     if not isinstance(deployed, str | os.PathLike):
         raise DeploymentError(
-            f"deployed: got a {type(deployed).__name__}, expected the path of a program such as model.pte, or of "
+            f"deployed: got {type(deployed).__name__}, expected the path of a program such as model.pte, or of "
             "recorded outputs."
         )
     return Path(deployed)

@@ -457,5 +457,5 @@ def _finished(
 
 def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
+        return type(value).__name__
     return f"{name_of_dtype(value)} of shape {tuple(value.shape)}"

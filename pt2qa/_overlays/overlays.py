@@ -78,7 +78,7 @@ class Marks:
 def marks_of(report: NodeReport, graph: Capture | ExportedProgram, column: str) -> Marks:
     if not isinstance(report, NodeReport):
         raise ReportError(
-            f"got a {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "
+            f"got {type(report).__name__}, which has no numbers of ops; expected a report of layers, weights or "
             "sensitivities"
         )
     known = {each.name: each for each in report.columns() if each.type in {"int", "float"}}

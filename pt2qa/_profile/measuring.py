@@ -68,7 +68,7 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
         names, facts = node_names(graph, given.names), {"side": side or "reference", **identity_of(given)}
         return ProfileTarget(graph, names, given.values, given.reference, given.notes, facts, given.program)
     if side is not None:
-        raise SelectionError(f"side: got {side!r}, but a {type(given).__name__} has no sides; give a QuantizedPair")
+        raise SelectionError(f"side: got {side!r}, but {type(given).__name__} has no sides; give a QuantizedPair")
     notes: tuple[str, ...] = ()
     if isinstance(given, Capture):
         graph, known, kind, model = given.module(), given.names, "float", given.model
@@ -82,7 +82,7 @@ def target_of(given: Any, side: Side | None) -> ProfileTarget:
     else:
         what = "an eager module" if isinstance(given, nn.Module) else "not a graph"
         raise CaptureError(
-            f"got a {type(given).__name__}, which is {what}; expected a QuantizedPair, a Capture or a GraphModule. "
+            f"got {type(given).__name__}, which is {what}; expected a QuantizedPair, a Capture or a GraphModule. "
             "Capture a model first: pt2qa.profile(pt2qa.capture(model, example_inputs), batches)."
         )
     facts = {"side": kind, "quantizer": "", "model": model, "environment": Environment.here(fingerprint(graph))}

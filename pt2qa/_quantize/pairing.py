@@ -469,7 +469,7 @@ def check_pair(given: Any) -> None:
         how = "pair = pt2qa.pair(reference, quantized), of both graphs"
     else:
         how = "pair = pt2qa.quantize(pt2qa.capture(model, example_inputs), quantizer, batches)"
-    raise SelectionError(f"got a {type(given).__name__}, expected a QuantizedPair. Make one: {how}.")
+    raise SelectionError(f"got {type(given).__name__}, expected a QuantizedPair. Make one: {how}.")
 
 
 def as_graph_module(side: str, graph: Any, other: Any = None) -> GraphModule:
@@ -487,7 +487,7 @@ def as_graph_module(side: str, graph: Any, other: Any = None) -> GraphModule:
     if isinstance(graph, GraphModule):
         return without(graph, is_logger)
     raise PairingError(
-        f"the {side} graph is a {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
+        f"the {side} graph is of type {type(graph).__name__}; expected a GraphModule or an ExportedProgram."
         + (" Capture an eager model: pt2qa.capture(model, example_inputs)." if isinstance(graph, nn.Module) else "")
     )
 

@@ -95,7 +95,7 @@ def quantize(
     """
     if not isinstance(capture, Capture):
         raise QuantizeError(
-            f"got a {type(capture).__name__}, expected a Capture. Make one: pt2qa.capture(model, example_inputs)."
+            f"got {type(capture).__name__}, expected a Capture. Make one: pt2qa.capture(model, example_inputs)."
         )
     data = Data("calibration", calibration, inputs_of, progress=progress)
     return _quantize(capture, quantizer, data, overrides, qat, train)

@@ -322,7 +322,7 @@ class Report:
             ReportError: the kind has nothing to show in TensorBoard.
         """
         raise ReportError(
-            f"got a {type(self).__name__}; TensorBoard shows layer, weight and deployed reports, and profiles"
+            f"got {type(self).__name__}; TensorBoard shows layer, weight and deployed reports, and profiles"
         )
 
     def _headline(self) -> str:

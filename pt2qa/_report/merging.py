@@ -48,7 +48,7 @@ def merge(reports: Iterable[AnyReport], *, metrics: Mapping[str, Any] | None = N
     for report in given:
         if not isinstance(report, Report):
             raise ReportError(
-                f"cannot merge a {type(report).__name__}, expected reports; pt2qa.load(path) reads one from its file"
+                f"cannot merge {type(report).__name__}, expected reports; pt2qa.load(path) reads one from its file"
             )
     first = given[0]
     name = type(first).__name__

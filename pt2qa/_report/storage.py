@@ -139,7 +139,7 @@ def kinds() -> tuple[type[Any], ...]:
 def kind_of(report: Any) -> type[Any]:
     """The class of a report, which can be saved."""
     if not is_dataclass(report):
-        raise ReportError(f"got a {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
+        raise ReportError(f"got {type(report).__name__}, expected a report; pt2qa.load(path) reads one from its file")
     if type(report) not in _KINDS.values():
         raise TypeError(f"{type(report).__name__} is not a registered kind of report; decorate it with register()")
     return type(report)

@@ -107,7 +107,7 @@ def settings_of(sums: Sums) -> dict[str, str]:
 def why_not(state: Any) -> str:
     """Why an accumulator cannot be packed, or empty."""
     if not _children(state):
-        return f"a {type(state).__name__} is neither a NamedTuple nor a dataclass"
+        return f"{type(state).__name__} is neither a NamedTuple nor a dataclass"
     try:
         pack({}, state=[state])
     except TypeError as error:
@@ -158,7 +158,7 @@ def _column(path: str, values: Sequence[Any]) -> Array:
     if all(value is None or isinstance(value, (str, tuple)) for value in values):
         return _as_bytes(list(values))
     raise TypeError(
-        f"{path.rpartition('/')[2]} is a {type(values[0]).__name__}, expected numbers or arrays of one shape"
+        f"{path.rpartition('/')[2]} is of type {type(values[0]).__name__}, expected numbers or arrays of one shape"
     )
 
 
@@ -210,7 +210,7 @@ def _from_bytes(sums: Sums, path: str, kind: type[Any]) -> Any:
     except (KeyError, ValueError, RecursionError) as error:
         raise _damaged(f"no text in {path!r}") from error
     if not isinstance(found, kind):
-        raise _damaged(f"{path!r} holds a {type(found).__name__}, expected a {kind.__name__}")
+        raise _damaged(f"{path!r} holds {type(found).__name__}, expected a {kind.__name__}")
     return found
 
 

@@ -61,7 +61,7 @@ class Data:
             )
         if not isinstance(self.batches, Iterable):
             raise BatchError(
-                f"batches is a {type(self.batches).__name__}; expected an iterable of batches, such as a list."
+                f"batches is of type {type(self.batches).__name__}; expected an iterable of batches, such as a list."
             )
         for item in self.batches:
             raise_if_interrupted()

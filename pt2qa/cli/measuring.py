@@ -190,7 +190,7 @@ def sensitivity(
     plan = plan_in(overrides)
     before = None if resume is None else pt2qa.load(resume)
     if before is not None and not isinstance(before, pt2qa.SensitivityReport):
-        raise ReportError(f"{resume}: --resume goes on from a sensitivity report, not from a {type(before).__name__}")
+        raise ReportError(f"{resume}: --resume goes on from a sensitivity report; it holds {type(before).__name__}")
     with own_part(flow) as (given, writes):
         pair = given.quantized(spec, plan)
         report = pt2qa.sensitivity(pair, measured_on(given), mask=given.mask, resume=before, **asked)

@@ -182,7 +182,7 @@ def _outputs_of(pair: QuantizedPair, batch: Any, modules: Collection[str | type]
 def _quantized(model: Any) -> QuantizedModel:
     if not isinstance(model, QuantizedModel):
         raise SelectionError(
-            f"the quantized model is a {type(model).__name__}; expected what quantize or quantize_dynamic of "
+            f"the quantized model is of type {type(model).__name__}; expected what quantize or quantize_dynamic of "
             "pt2qa.compat.numeric_suite returned, or its QuantizedModel(pair)"
         )
     return model

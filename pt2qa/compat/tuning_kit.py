@@ -148,7 +148,7 @@ class QuantAnalysis:
         model = baseline_model if analysis_model is None else analysis_model
         if isinstance(model, HbirModel) != (analysis_model_type == "export"):
             raise SelectionError(
-                f"analysis_model is a {type(model).__name__} and analysis_model_type is {analysis_model_type!r}; "
+                f"analysis_model is of type {type(model).__name__} and analysis_model_type is {analysis_model_type!r}; "
                 "expected 'export' with what export() returned, else 'fake_quant'"
             )
         self.deployed = analysis_model_type == "export"
@@ -385,7 +385,7 @@ def _pair_of(model: Any) -> pt2qa.QuantizedPair:
     pair = model.pair if isinstance(model, QuantizedModel) else model
     if not isinstance(pair, pt2qa.QuantizedPair):
         raise SelectionError(
-            f"the quantized model is a {type(model).__name__}; expected what prepare() or export() of "
+            f"the quantized model is of type {type(model).__name__}; expected what prepare() or export() of "
             "pt2qa.compat.tuning_kit returned, or a QuantizedPair"
         )
     return pair

@@ -314,7 +314,7 @@ def test_batch_norms_are_called_and_leave_no_op() -> None:
     [
         (lambda: (captured("residual")[0],), "got a capture without a quantizer. Call"),
         (lambda: (plain("residual", "xnnpack"), "x86"), "got a pair, made by xnnpack, and quantizer"),
-        (lambda: (nn.ReLU(),), "got a ReLU, expected what pt2qa.quantize or pt2qa.pair returned, or a capture"),
+        (lambda: (nn.ReLU(),), "got ReLU, expected what pt2qa.quantize or pt2qa.pair returned, or a capture"),
     ],
     ids=["capture alone", "pair with a quantizer", "neither"],
 )

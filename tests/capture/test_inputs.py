@@ -87,10 +87,14 @@ def test_share_memory_looks_at_elements(a: Tensor, b: Tensor, shared: bool) -> N
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ([torch.ones(1)], None, r"args is a list; expected a tuple .* Pass tuple\(args\)\."),
-        ("text", None, r"args is a str; expected a tuple .* Pass \(value,\) for one input that is not a tensor\."),
+        ([torch.ones(1)], None, r"args is of type list; expected a tuple .* Pass tuple\(args\)\."),
+        (
+            "text",
+            None,
+            r"args is of type str; expected a tuple .* Pass \(value,\) for one input that is not a tensor\.",
+        ),
         ({"x": 1}, {}, "args is a dict, which means keyword inputs, and kwargs is given too"),
-        ((), [1], "kwargs is a list; expected a dict of input names and values"),
+        ((), [1], "kwargs is of type list; expected a dict of input names and values"),
         ((), {1: 2}, r"kwargs is a dict with the keys \[1\]; expected a dict"),
     ],
 )

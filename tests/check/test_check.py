@@ -80,7 +80,7 @@ def test_an_unknown_rule_is_an_error_with_the_nearest() -> None:
 
 
 def test_what_cannot_be_checked_is_an_error() -> None:
-    with pytest.raises(pt2qa.SelectionError, match=r"got a Tensor, expected an nn\.Module, a Capture, a QuantizedPair"):
+    with pytest.raises(pt2qa.SelectionError, match=r"got Tensor, expected an nn\.Module, a Capture, a QuantizedPair"):
         pt2qa.check(torch.zeros(1))
 
 
@@ -256,9 +256,9 @@ def test_what_does_not_belong_together_is_refused() -> None:
         pt2qa.check(pair.quantized)
     with pytest.raises(pt2qa.SelectionError, match=r"model: it lacks the capture's parameter 'conv1\.weight'"):
         pt2qa.check(pair, model=nn.Linear(2, 2))
-    with pytest.raises(pt2qa.SelectionError, match="model: got a int"):
+    with pytest.raises(pt2qa.SelectionError, match="model: got int"):
         pt2qa.check(pair, model=3)  # type: ignore[arg-type]
-    with pytest.raises(pt2qa.BatchError, match="batches is a int; expected an iterable"):
+    with pytest.raises(pt2qa.BatchError, match="batches is of type int; expected an iterable"):
         pt2qa.check(pair, batches=3)  # type: ignore[arg-type]
     with pytest.raises(pt2qa.BatchError, match="no batch to compare on"):
         pt2qa.check(pair, batches=[])

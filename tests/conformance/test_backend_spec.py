@@ -81,5 +81,5 @@ def test_a_conformance_class_takes_a_spec() -> None:
 
 
 def test_what_is_no_spec_is_an_error() -> None:
-    with pytest.raises(SelectionError, match="spec: got a tuple, expected a BackendSpec"):
+    with pytest.raises(SelectionError, match="spec: got tuple, expected a BackendSpec"):
         report(Honest, "linear", spec=())

@@ -221,7 +221,7 @@ def test_reports_that_are_not_of_one_run(layers, pair, capture, batches, tmp_pat
 def test_what_cannot_be_merged_at_all(pair) -> None:
     with pytest.raises(pt2qa.ReportError, match=r"no report to merge\. Give one or more"):
         pt2qa.merge([])
-    with pytest.raises(pt2qa.ReportError, match=r"cannot merge a str, expected reports; pt2qa\.load"):
+    with pytest.raises(pt2qa.ReportError, match=r"cannot merge str, expected reports; pt2qa\.load"):
         pt2qa.merge(["a.safetensors"])  # type: ignore[type-var]
     with pytest.raises(pt2qa.ReportError, match=r"a WeightReport does not add up over batches.*GraphReport"):
         pt2qa.merge([pt2qa.compare_weights(pair)])
@@ -266,7 +266,10 @@ def test_metrics_must_be_given_and_be_storable(layers, batches) -> None:
     wanted = r"report 1 has the metrics \['steps'\], given were \[\]\. Pass each .* metrics=\{name: empty state\}"
     with pytest.raises(pt2qa.ReportError, match=wanted):
         pt2qa.merge([with_steps])
-    for metric, why in ((Plain(), "a Plain is neither a NamedTuple"), (Listed(), "seen is a list, expected numbers")):
+    for metric, why in (
+        (Plain(), "Plain is neither a NamedTuple"),
+        (Listed(), "seen is of type list, expected numbers"),
+    ):
         report = layers(batches[:1], metrics={"mine": metric})
         with pytest.raises(pt2qa.ReportError, match=f"cannot merge: metric 'mine': {why}"):
             pt2qa.merge([report, report], metrics={"mine": metric})
@@ -283,7 +286,7 @@ def test_metrics_must_be_given_and_be_storable(layers, batches) -> None:
         (lambda sums: sums.update({"compared/name": np.zeros(2, np.uint8)}), "no text in 'compared/name'"),
         (
             lambda sums: sums.update({"settings": np.frombuffer(b"[]", np.uint8)}),
-            "'settings' holds a list, expected a dict",
+            "'settings' holds list, expected a dict",
         ),
     ],
     ids=["missing", "length", "shape", "text", "settings"],

@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(capture, layers, overlay, tmp_path):
         overlay(layers, capture, column="sqnrr")
     with pytest.raises(ReportError, match="no column of numbers 'op'"):
         overlay(layers, capture, column="op")
-    with pytest.raises(ReportError, match="got a Findings, which has no numbers of ops"):
+    with pytest.raises(ReportError, match="got Findings, which has no numbers of ops"):
         overlay(samples.findings(), capture)
     other = pt2qa.capture(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)).eval(), images())
     with pytest.raises(

@@ -505,9 +505,9 @@ def test_batches_with_another_number_of_channels_are_noted() -> None:
             "model",
             {},
             pt2qa.CaptureError,
-            r"got a Residual, which is an eager module; expected .* Capture a model first",
+            r"got Residual, which is an eager module; expected .* Capture a model first",
         ),
-        ("text", {}, pt2qa.CaptureError, r"got a str, which is not a graph"),
+        ("text", {}, pt2qa.CaptureError, r"got str, which is not a graph"),
         ("capture", {"side": "quantized"}, pt2qa.SelectionError, r"a Capture has no sides; give a QuantizedPair"),
         (
             "pair",

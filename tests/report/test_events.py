@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused(layers: LayerReport, tmp_path: Path) -> No
     with pytest.raises(ReportError, match="two reports would be written as the run 'layers'; write them to separate"):
         write_tensorboard([layers, layers], tmp_path)
     with pytest.raises(
-        ReportError, match="got a Findings; TensorBoard shows layer, weight and deployed reports, and profiles"
+        ReportError, match="got Findings; TensorBoard shows layer, weight and deployed reports, and profiles"
     ):
         write_tensorboard([samples.findings()], tmp_path)
     with pytest.raises(ReportError, match="no numbers by channel; profile with per_channel=True"):

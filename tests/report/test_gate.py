@@ -364,9 +364,9 @@ def test_what_cannot_be_held_against_a_baseline_is_refused(layers):
         gate(layers, baseline=layers, max_drop=1.0, by="op")
     with pytest.raises(SelectionError, match="max_drop: got inf"):
         gate(layers, baseline=layers, max_drop=inf)
-    with pytest.raises(ReportError, match=r"got a str, expected a report; pt2qa\.load\(path\) reads one"):
+    with pytest.raises(ReportError, match=r"got str, expected a report; pt2qa\.load\(path\) reads one"):
         gate("layers.safetensors", require="sqnr>=20")
-    with pytest.raises(ReportError, match="got a str, expected a report"):
+    with pytest.raises(ReportError, match="got str, expected a report"):
         gate(layers, baseline="layers.safetensors", max_drop=1.0)
 
 

@@ -102,6 +102,6 @@ def test_it_is_a_section_of_a_page(report: KernelReport) -> None:
 
 def test_tensorboard_has_nothing_of_it(report: KernelReport, tmp_path) -> None:
     with pytest.raises(
-        ReportError, match="got a KernelReport; TensorBoard shows layer, weight and deployed reports, and profiles"
+        ReportError, match="got KernelReport; TensorBoard shows layer, weight and deployed reports, and profiles"
     ):
         pt2qa.write_tensorboard(report, tmp_path)

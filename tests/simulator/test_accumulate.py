@@ -109,7 +109,9 @@ def test_batches_are_an_iterable_of_batches() -> None:
     for one in (torch.ones(2), np.ones(2), {"x": 1}):
         with pytest.raises(pt2qa.BatchError, match=rf"batches is a single {type(one).__name__}; expected an iterable"):
             list(Data("batches", one))
-    with pytest.raises(pt2qa.BatchError, match="batches is a int; expected an iterable of batches, such as a list"):
+    with pytest.raises(
+        pt2qa.BatchError, match="batches is of type int; expected an iterable of batches, such as a list"
+    ):
         list(Data("batches", 3))  # type: ignore[arg-type]
     assert Data("batches", []).positions(None, None).note([1]) == []  # type: ignore[arg-type]
 

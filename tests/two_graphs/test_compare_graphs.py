@@ -473,7 +473,7 @@ def test_graphs_that_do_not_belong_together_are_refused() -> None:
     alone = torch.export.export(nn.Tanh(), (X,)).module()
     with pytest.raises(pt2qa.PairingError, match="the first and the second graph have no op in common: none with the"):
         compared(pair.quantized, alone)
-    with pytest.raises(pt2qa.PairingError, match="the first graph is a Linear; expected a GraphModule"):
+    with pytest.raises(pt2qa.PairingError, match="the first graph is of type Linear; expected a GraphModule"):
         compared(nn.Linear(2, 2), plain)
     nested = pt2qa.capture(NestedOutputs().eval(), torch.randn(4, 16)).module()
     linears = pt2qa.capture(Linears().eval(), torch.randn(4, 16)).module()
