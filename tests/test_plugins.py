@@ -285,7 +285,7 @@ def test_a_quantizer_of_another_package_is_refused() -> None:
     foreign = type("OldQuantizer", (base,), {"__module__": "old_backend"})()
     text = told(lambda: resolve(foreign))
     assert text.startswith(
-        "got a old_backend.OldQuantizer, expected a torchao.quantization.pt2e.quantizer.quantizer.Quantizer: "
+        "got old_backend.OldQuantizer, expected torchao.quantization.pt2e.quantizer.quantizer.Quantizer: "
         "it derives from torch.ao.quantization.quantizer.quantizer.Quantizer. pt2qa prepares with torchao"
     )
 

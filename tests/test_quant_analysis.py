@@ -223,7 +223,7 @@ def test_a_damaged_list_of_contents_removes_nothing(session: Session, text: str)
 
 
 def test_what_cannot_be_is_refused(session: Session, tmp_path: Path) -> None:
-    with pytest.raises(pt2qa.BatchError, match=r"batches is a list_iterator, which can be read only once"):
+    with pytest.raises(pt2qa.BatchError, match=r"batches is of type list_iterator, which can be read only once"):
         pt2qa.QuantAnalysis(residual_pair(), iter(BATCHES), out_dir=tmp_path)
     analysis = session()
     with pytest.raises(pt2qa.ReportError, match=r"no bad case is set\. Call auto_find_bad_case\(\)"):

@@ -119,7 +119,7 @@ class GenericPlugin:
         if foreign or hasattr(self.quantizer, "annotate"):
             base = f"derives from {_path(foreign[0])}" if foreign else "does not derive from it"
             raise PluginError(
-                f"got a {_path(type(self.quantizer))}, expected a {_path(Quantizer)}: it {base}. pt2qa prepares with "
+                f"got {_path(type(self.quantizer))}, expected {_path(Quantizer)}: it {base}. pt2qa prepares with "
                 "torchao, and a quantizer of another package would silently leave the model in float; "
                 "use this backend's quantizer for torchao"
             )

@@ -31,7 +31,7 @@ def test_one_submodule_in_training_mode_is_named() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (torch.relu, "model is a builtin_function_or_method; expected an nn.Module in eval mode"),
+        (torch.relu, "model is of type builtin_function_or_method; expected an nn.Module in eval mode"),
         (
             torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),)),
             r"is an ExportedProgram; .* or program\.module\(\)",

@@ -352,7 +352,7 @@ def test_arguments_that_exclude_each_other_are_refused(
         pt2qa.compare_deployed(pair, DATA, deployed=pte, program=tmp_path / "program")
     with pytest.raises(pt2qa.DeploymentError, match=r"omit backend='xnnpack'"):
         pt2qa.compare_deployed(pair, DATA, deployed=outputs, backend="xnnpack")
-    with pytest.raises(pt2qa.DeploymentError, match="deployed: got a bytes, expected the path"):
+    with pytest.raises(pt2qa.DeploymentError, match="deployed: got bytes, expected the path"):
         pt2qa.compare_deployed(pair, DATA, deployed=b"model.pte")  # type: ignore[arg-type]
 
 

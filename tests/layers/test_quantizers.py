@@ -128,7 +128,7 @@ def test_what_cannot_be_compared_is_refused(capture: pt2qa.Capture, batches: lis
         pt2qa.compare_quantizers(capture, ["x86", "x86"], batches)
     with pytest.raises(pt2qa.SelectionError, match="there is no candidate"):
         pt2qa.compare_quantizers(capture, [], batches)
-    with pytest.raises(pt2qa.BatchError, match="calibration is a list_iterator, which can be read only once"):
+    with pytest.raises(pt2qa.BatchError, match="calibration is of type list_iterator, which can be read only once"):
         pt2qa.compare_quantizers(capture, ["x86"], iter(batches))
     other = pt2qa.quantize(pt2qa.capture(residual(), images()), "x86", [images()], progress=False)
     with pytest.raises(pt2qa.SelectionError, match="other: the pair was made from another capture, or trained"):

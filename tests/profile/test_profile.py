@@ -508,7 +508,7 @@ def test_batches_with_another_number_of_channels_are_noted() -> None:
             r"got Residual, which is an eager module; expected .* Capture a model first",
         ),
         ("text", {}, pt2qa.CaptureError, r"got str, which is not a graph"),
-        ("capture", {"side": "quantized"}, pt2qa.SelectionError, r"a Capture has no sides; give a QuantizedPair"),
+        ("capture", {"side": "quantized"}, pt2qa.SelectionError, r"Capture has no sides; give a QuantizedPair"),
         (
             "pair",
             {"side": "float"},
