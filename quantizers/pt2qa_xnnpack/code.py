@@ -7,10 +7,11 @@ region's scale on.  Everything else is expressed as an edit of the annotation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pt2qa.plugins import Base, OverridePlan, edited_quantizer_code, modules_in_float
-from pt2qa_xnnpack.plugin import QUANTIZED_OPS, XNNPACK
+from pt2qa.plugins import Base, OverridePlan, edited_quantizer_code, modules_in_float, op_type
+from pt2qa_xnnpack.plugin import QUANTIZED_OPS, WITHOUT_KERNEL, XNNPACK
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -22,9 +23,10 @@ _ASKED = frozenset(QUANTIZED_OPS) - {"cat", "adaptive_avg_pool2d"}
 
 def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule, qat: bool) -> str:
     """A plan as Python source; see :class:`pt2qa.plugins.QuantizerPlugin`."""
-    base = _base(plugin, qat)
+    products = {op_type(node) for node in graph.graph.nodes if node.op == "call_function"} & {*WITHOUT_KERNEL}
+    base = _base(plugin, sorted(products), qat)
     paths = modules_in_float(plan, graph, _ASKED, (*QUANTIZED_OPS, "relu"))
-    if not paths or base.remark:
+    if not paths or products or base.remark:
         return edited_quantizer_code(plan, graph, base, plugin, qat=qat)
     return "\n".join(
         [
@@ -39,7 +41,7 @@ def quantizer_code(plugin: XNNPACK, plan: OverridePlan, graph: GraphModule, qat:
     )
 
 
-def _base(plugin: XNNPACK, qat: bool) -> Base:
+def _base(plugin: XNNPACK, without_kernel: Sequence[str], qat: bool) -> Base:
     if plugin.modules or plugin.op_types:
         return Base(
             (),
@@ -52,7 +54,8 @@ def _base(plugin: XNNPACK, qat: bool) -> Base:
         *(["is_qat=True"] if qat else []),
         *(["is_dynamic=True"] if plugin.mode == "dynamic" else []),
     ]
-    return Base(
-        (f"from {_MODULE} import XNNPACKQuantizer, get_symmetric_quantization_config",),
-        f"XNNPACKQuantizer().set_global(get_symmetric_quantization_config({', '.join(options)}))",
-    )
+    made = f"XNNPACKQuantizer().set_global(get_symmetric_quantization_config({', '.join(options)}))"
+    if without_kernel:
+        starts = tuple(f"aten.{op}" for op in without_kernel)
+        made += f".set_filter_function(lambda node: not str(node.target).startswith({starts!r}))"
+    return Base((f"from {_MODULE} import XNNPACKQuantizer, get_symmetric_quantization_config",), made)

@@ -26,7 +26,10 @@ PRODUCTS = (
 )
 """Ops that multiply by a weight."""
 
-QUANTIZED_OPS = (*PRODUCTS, "add", "mul", "cat", "adaptive_avg_pool2d")
+WITHOUT_KERNEL = ("conv3d", "conv_transpose3d")
+"""Products that ExecuTorch's quantizer annotates, and that ExecuTorch lowers in float only: they stay in float."""
+
+QUANTIZED_OPS = (*(op for op in PRODUCTS if op not in WITHOUT_KERNEL), "add", "mul", "cat", "adaptive_avg_pool2d")
 """Ops that start a quantized region. Others (``max_pool2d``, ``mean``, ``view`` …) pass their producer's scale on."""
 
 DYNAMIC_OPS = ("linear", "conv2d", "conv_transpose2d")
@@ -47,7 +50,8 @@ class XNNPACK:
 
     Args:
         mode: ``"static"``: activation scales come from calibration. ``"dynamic"``: they are computed from each input;
-            linear, and conv2d and conv_transpose2d unless depthwise or followed by a ReLU, which stay in float.
+            linear, and conv2d and conv_transpose2d unless depthwise or followed by a ReLU, which stay in float, as
+            convolutions in three dimensions do in either mode.
         per_channel: one weight scale for each output channel, else one for the tensor. Calibrated on 16 images, the
             pretrained MobileNetV2 has an output SQNR of about 14 dB per channel and 10.5 dB per tensor.
         modules: by module path, the options that differ there (``{"features.0": {"per_channel": False}}``), or None:
@@ -96,10 +100,12 @@ class XNNPACK:
         apart = scopes_in(self, graph, QUANTIZED_OPS)
         for scope in apart:
             _check_dynamic(scope)
+        there = {op_type(node) for node in graph.graph.nodes if node.op == "call_function"}
+        in_float: list[Scope[XNNPACK]] = [Scope("op type", op, None, (op,), ()) for op in WITHOUT_KERNEL if op in there]
         # ExecuTorch takes seconds to import, and only a build needs it.
         from pt2qa_xnnpack.regions import quantizer_for
 
-        return quantizer_for(self, apart, qat)
+        return quantizer_for(self, (*in_float, *apart), qat)
 
     def takes(self) -> tuple[str, ...]:
         """The kinds of op that this mode quantizes; see :class:`pt2qa.plugins.QuantizerPlugin`."""

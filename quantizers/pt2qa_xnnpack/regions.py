@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer, Quantizer
 
 from pt2qa.plugins import Scope, op_type
 from pt2qa_xnnpack.internals import keep_in_float
-from pt2qa_xnnpack.plugin import DYNAMIC_OPS, QUANTIZED_OPS, XNNPACK
+from pt2qa_xnnpack.plugin import DYNAMIC_OPS, QUANTIZED_OPS, WITHOUT_KERNEL, XNNPACK
 
 
 def quantizer_for(plugin: XNNPACK, apart: Sequence[Scope[XNNPACK]], qat: bool) -> Quantizer:
@@ -107,7 +107,7 @@ def _start(node: Node) -> Node | None:
 
 
 def _starts_region(node: Node) -> bool:
-    return node.op == "call_function" and op_type(node) in QUANTIZED_OPS
+    return node.op == "call_function" and op_type(node) in (*QUANTIZED_OPS, *WITHOUT_KERNEL)
 
 
 def _unasked(node: Node) -> bool:

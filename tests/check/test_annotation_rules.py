@@ -140,7 +140,7 @@ def test_trap_15_a_quantizer_of_another_package_is_an_error() -> None:
 
     (finding,) = found("foreign-quantizer", residual(), images(), quantizer=Quantizer())
     assert finding.severity == "error"
-    assert "Quantizer, expected a torchao.quantization.pt2e.quantizer.quantizer.Quantizer" in finding.why
+    assert "Quantizer, expected torchao.quantization.pt2e.quantizer.quantizer.Quantizer" in finding.why
     assert outcome("quantizer-fails", residual(), images(), quantizer=Quantizer())[0] == "not applied"
     assert outcome("foreign-quantizer", residual(), images(), quantizer="x86")[0] == "clear"
 

@@ -11,9 +11,11 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuant
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+import pt2qa
 from pt2qa.errors import PluginError
 from pt2qa.plugins import op_type, quantizer
 from pt2qa_xnnpack import PLUGIN, XNNPACK
+from tests.flows import quantized_pair
 from tests.quantizers.graphs import IMAGE, Block, Net, Outcome, export, quantized
 
 FLOAT, TENSOR, CHANNEL, DYNAMIC = "float", "tensor", "channel", "dynamic"
@@ -195,7 +197,7 @@ def test_op_types_are_left_in_float() -> None:
         assert {op for op in ops if set(outcome.inputs_of(op)) == {FLOAT}} == left
 
 
-def test_ops_that_can_be_set_are_those_that_the_quantizer_annotates() -> None:
+def test_ops_that_can_be_set_are_those_that_the_quantizer_annotates_and_executorch_lowers() -> None:
     class Everything(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -217,9 +219,55 @@ def test_ops_that_can_be_set_are_those_that_the_quantizer_annotates() -> None:
     graph = export(Everything(), (4, 4, 4))
     XNNPACKQuantizer().set_global(get_symmetric_quantization_config()).annotate(graph)
     annotated = {op_type(n) for n in graph.graph.nodes if n.op == "call_function" and _asks_for_its_own(n)}
-    from pt2qa_xnnpack.plugin import QUANTIZED_OPS
+    from pt2qa_xnnpack.plugin import QUANTIZED_OPS, WITHOUT_KERNEL
 
-    assert annotated == set(QUANTIZED_OPS)
+    assert annotated == {*QUANTIZED_OPS, *WITHOUT_KERNEL}
+
+
+class Volumes(nn.Module):
+    """Two linears around convolutions in three dimensions, which XNNPACK has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(2, 2)
+        self.conv, self.up = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU()), nn.ConvTranspose3d(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        volume = self.up(self.conv(self.before(x).reshape(1, 1, 2, 2, 2)))
+        return self.after(volume.reshape(4, 2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"per_channel": False}, {"op_types": {"linear": {"per_channel": False}}}, {"modules": {"after": None}}],
+)
+def test_convolutions_in_three_dimensions_stay_in_float_so_that_the_model_is_lowered(options: dict[str, Any]) -> None:
+    x = torch.linspace(-1, 1, 8).reshape(2, 4)
+    pair = quantized_pair(Volumes(), x, XNNPACK(**options))
+    quantized_ops = {entry.op for entry in pair.coverage if entry.quantized and entry.carries_arithmetic}
+    assert quantized_ops == {"linear"}
+    assert pt2qa.check(pair, rules=["backend-spec", "xnnpack-outside-product"], progress=False).rows == ()
+    # In int8 there is no program; ExecuTorch's own kernels still run none in three dimensions.
+    with pytest.raises(pt2qa.DeploymentError, match="loaded the program but could not run it: .* 3-D or 4-D"):
+        pt2qa.compare_deployed(pair, [x], progress=False)
+
+
+@pytest.mark.parametrize("edits", [(), (pt2qa.Edit("float", ("after/linear",)),)], ids=["plain", "in float"])
+def test_the_code_of_a_quantizer_leaves_them_in_float_too(edits: tuple[pt2qa.Edit, ...]) -> None:
+    x = torch.linspace(-1, 1, 8).reshape(2, 4)
+    pair = quantized_pair(Volumes(), x, XNNPACK(), overrides=pt2qa.OverridePlan(edits) if edits else None)
+    assert pair.capture is not None
+    code = XNNPACK().quantizer_code(pt2qa.OverridePlan(edits), pair.capture.module())
+    made: dict[str, Any] = {}
+    exec(code, made)
+    other = quantized_pair(Volumes(), x, made["quantizer"])
+    assert torch.equal(other.quantized(x), pair.quantized(x))
+
+
+def test_a_model_of_nothing_else_is_refused() -> None:
+    with pytest.raises(pt2qa.QuantizeError, match="xnnpack annotated 0 of 1 ops"):
+        quantized_pair(nn.Conv3d(1, 2, 1), torch.zeros(1, 1, 2, 2, 2), XNNPACK())
 
 
 def _asks_for_its_own(node: Any) -> bool:
@@ -313,8 +361,8 @@ def test_building_does_not_change_the_graph() -> None:
         ),
         (
             XNNPACK(op_types={"conv": None}),
-            "quantizer 'xnnpack': op_types['conv']: cannot be set; did you mean 'conv3d' or 'conv2d' or 'conv1d'? "
-            "It takes conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d, linear, add, mul, "
+            "quantizer 'xnnpack': op_types['conv']: cannot be set; did you mean 'conv2d' or 'conv1d'? "
+            "It takes conv1d, conv2d, conv_transpose1d, conv_transpose2d, linear, add, mul, "
             "cat, adaptive_avg_pool2d",
         ),
         (
