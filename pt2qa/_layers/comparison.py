@@ -308,14 +308,15 @@ class Comparison(Tally):
         return others
 
     def _measure_outputs(self, reference: Any, quantized: Any, counted: Counted) -> list[tuple[Row, Totals, bool]]:
-        """The sums of each comparable output, and whether it contains NaN."""
-        pairs = list(zip(counted.outputs(reference), counted.outputs(quantized), strict=True))
+        """The sums of each comparable output, and whether it contains NaN; None is no output."""
+        sides = counted.outputs(reference), counted.outputs(quantized)
+        named = zip(output_names(self.pair.quantized, len(sides[0])), *sides, strict=True)
+        returned = [each for each in named if each[1] is not None]
         if not self.outputs:
-            names = output_names(self.pair.quantized, len(pairs))
-            known = (compared(OpName(name, "", "", "output"), -1, None) for name in names)
+            known = (compared(OpName(name, "", "", "output"), -1, None) for name, _, _ in returned)
             self.outputs = [Row(each, self.empty, self.empty) for each in known]
         measured = []
-        for row, (ref, quant) in zip(self.outputs, pairs, strict=True):
+        for row, (_, ref, quant) in zip(self.outputs, returned, strict=True):
             if isinstance(ref, Tensor) and isinstance(quant, Tensor) and ref.shape == quant.shape:
                 sums, custom = error_sums(ref, quant), self._measured(row, ref, quant)
                 dtype = str(ref.dtype).removeprefix("torch.")

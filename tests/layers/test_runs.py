@@ -122,6 +122,24 @@ def test_outputs_that_are_no_floats_and_ops_without_a_single_tensor_are_said() -
     assert not any(row.name == "sort" for row in report.rows)
 
 
+def test_an_output_that_is_none_is_no_row_without_a_number() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, None, dict[str, Tensor | None]]:
+            y = self.fc(x)
+            return y, None, {"mask": None, "relu": y.relu()}
+
+    x = torch.linspace(-1, 1, 20).reshape(5, 4)
+    report = layers(quantized_pair(Optional(), x), [x])
+    assert [row.name for row in report.outputs] == ["output[0]", "output[2].relu"]
+    said = " ".join(report.summary().split())
+    assert "Nothing stands out: no output is below 20 dB, and no quantized value by itself." in said
+    assert "output[1]" not in said
+
+
 def test_ops_that_stay_in_float_are_counted() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:

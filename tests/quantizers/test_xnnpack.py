@@ -249,7 +249,7 @@ def test_convolutions_in_three_dimensions_stay_in_float_so_that_the_model_is_low
     assert quantized_ops == {"linear"}
     assert pt2qa.check(pair, rules=["backend-spec", "xnnpack-outside-product"], progress=False).rows == ()
     # In int8 there is no program; ExecuTorch's own kernels still run none in three dimensions.
-    with pytest.raises(pt2qa.DeploymentError, match="loaded the program but could not run it: .* 3-D or 4-D"):
+    with pytest.raises(pt2qa.DeploymentError, match=r"loaded the program but could not run it: .* 3-D or 4-D"):
         pt2qa.compare_deployed(pair, [x], progress=False)
 
 
