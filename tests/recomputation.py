@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 import pt2qa
-from pt2qa._simulator import op_rules
 
 
 class Values(NamedTuple):
@@ -83,13 +82,20 @@ class Recomputation:
         reference, values = by_handle(pair.reference), Recording.of(pair.reference, *batch)
         self.reference = {number: values[node] for number, node in reference.items()}
         self.floats = {self.nodes[number]: value for number, value in self.reference.items() if number in self.nodes}
-        # A constant is the quantized one wherever it is read; what is computed of rounded ones has an error of its own.
-        for node in of_constants(pair.quantized):
-            if op_rules.only_moves(node.target) or not any(is_quantization(read) for read in node.all_input_nodes):
-                self.floats.pop(node, None)
-        nodes = {node.name: node for node in pair.quantized.graph.nodes}  # an op in a region may have no handle
+        nodes = {node.name: node for node in pair.quantized.graph.nodes}
         own = ({nodes[pair.program.steps[step].node] for step in region.steps} for region in pair.regions)
         self.region = {node: region for region in own for node in region}
+        # A constant is the quantized one wherever it is read; what is computed of rounded ones is a step with an error.
+        steps = {step.node for step in pair.program.steps}
+        for node in of_constants(pair.quantized):
+            if node.name not in steps:
+                self.floats.pop(node, None)
+        # Ops that a plug-in put there, which have no handle.
+        self.unnamed = {
+            step.name: nodes[step.node] for step in pair.program.steps if step.site is None and step.handle < 0
+        }
+        for node in self.unnamed.values():
+            self.floats[node] = self._evaluated(node, {node}, self._unrounded(node))
 
     def of(self, row: pt2qa.LayerRow, nth: int = 0) -> Values:
         """The values of a row; where nothing is rounded, the rounded one is the reference.
@@ -97,11 +103,23 @@ class Recomputation:
         Of several rows of one op with equal dtype, scale and zero point, as those that are rounded by channel have,
         ``nth`` is the row's number.
         """
-        op = self.nodes[row.handle]
+        op = self.nodes[row.handle] if row.handle >= 0 else self.unnamed[row.name]
         seen = op if row.observed_at == "raw" else self._dequantized(op, row, nth)
         inside = self.region.get(op, set())
         isolated, rounded = self._evaluated(seen, inside, {}), self._evaluated(seen, set(), {})
-        return Values(self.reference[row.handle], self.quantized[seen], isolated, rounded)
+        reference = self.reference[row.handle] if row.handle >= 0 else self.floats[op]
+        return Values(reference, self.quantized[seen], isolated, rounded)
+
+    def _unrounded(self, node: Node) -> dict[Node, Any]:
+        """The reference's values of what a node reads, rounded ones before rounding."""
+        found = {}
+        for read in node.all_input_nodes:
+            source: Any = read
+            while is_quantization(source):
+                source = source.args[0]
+            if source in self.floats:
+                found[read] = self.floats[source]
+        return found
 
     def _dequantized(self, op: Node, row: pt2qa.LayerRow, nth: int) -> Node:
         """The dequantize node behind an op with this dtype, scale and zero point; equal parameters count once."""

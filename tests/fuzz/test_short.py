@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import pt2qa
 from pt2qa._layers import sums
 from pt2qa._simulator import fused
-from tests.fuzz.analyses import STAGES, Outcome, analyse
+from tests.fuzz.analyses import STAGES, Outcome, analyse, quantized
 from tests.fuzz.campaign import CRASHED, Finding, Worker, campaign, reduced, script_of
-from tests.fuzz.grammar import OPS, Gene, Genome, random_genome, write
+from tests.fuzz.grammar import OPS, Gene, Genome, batch_of, random_genome, write
 from tests.fuzz.planted import Reader, crashes
 
 SEEDS = (1, 4, 5, 6, 7)
@@ -49,10 +50,24 @@ def test_a_wrong_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_op_that_a_plug_in_puts_into_a_region_is_run_with_it() -> None:
     genes = {0: Gene("conv2d", -1, -1, 1), 1: Gene("linear", 0, 0, 1)}
-    outcome = analyse(Genome(((1, 1, 1, 1),), genes, (1,), ("normal",), "xnnpack:dynamic", 233), ["layers"])
-    assert not outcome.failures
-    assert outcome.counts["layer rows without a handle"] == 1
-    assert outcome.counts["layer rows"] >= 2
+    before_linear = Genome(((1, 1, 1, 1),), genes, (1,), ("normal",), "xnnpack:dynamic", 233)
+    genes = {0: Gene("conv2d", -1, -1, 1), 1: Gene("maximum", -1, 0, 1)}
+    behind_rounding = Genome(
+        ((1, 1, 2, 2),), {**genes, 2: Gene("mul_scalar", 1, 1, 1)}, (2, 0), ("normal",), "xnnpack", 1
+    )
+    for genome in (before_linear, behind_rounding):
+        outcome = analyse(genome, ["layers"])
+        assert not outcome.failures
+        pair = quantized(genome).pair
+        assert any(step.handle < 0 for step in pair.program.steps if step.site is None)
+        assert outcome.counts["layer rows"] == len(pt2qa.compare_layers(pair, [batch_of(genome, "normal", 10)]).rows)
+
+
+def test_what_a_quantized_graph_makes_of_constants_has_an_error_of_its_own() -> None:
+    genes = {0: Gene("positions", -1, -1, 1), 1: Gene("while_loop", 0, 0, 4), 2: Gene("round", 1, 1, 7)}
+    genome = Genome(((2, 3, 5),), genes, (2,), ("normal",), "random", 31359)
+    assert not analyse(genome, ["layers"]).failures
+    assert any(site.nested for site in quantized(genome).pair.sites)
 
 
 def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
