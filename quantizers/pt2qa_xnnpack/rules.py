@@ -28,6 +28,7 @@ from pt2qa_xnnpack.internals import (
 from pt2qa_xnnpack.plugin import PRODUCTS, dynamic_axes
 from pt2qa_xnnpack.separation import (
     APART,
+    INSIDE,
     JOINS,
     KEEPING,
     LAST,
@@ -394,6 +395,37 @@ POOL = Rule(
     find=find_pool,
 )
 
+
+def find_scalars(context: Any) -> Iterator[Found]:
+    """Values without axes that are made outside of a delegate, and rounded for an op in one."""
+    for node in context.pair.quantized.graph.nodes:
+        value = node.args[0] if is_quantize(node, "default") else None
+        readers = {op_type(reader) for rounded in node.users for reader in rounded.users}
+        if isinstance(value, Node) and shape_of(value) == () and not readers.isdisjoint(INSIDE):
+            made_inside = op_type(value) in RESHAPES or all(_has_no_axis(read) for read in value.all_input_nodes)
+            if value.op == "placeholder" or not made_inside:
+                yield Found(context.name_of(value), "it has no axis, and is rounded for a delegate")
+
+
+def _has_no_axis(node: Node) -> bool:
+    while is_dequantize(node) or is_quantize(node):
+        node = node.all_input_nodes[0]
+    return shape_of(node) == ()
+
+
+SCALAR = Rule(
+    id="xnnpack-scalar",
+    severity="error",
+    title="quantized values without an axis",
+    why="ExecuTorch looks at the first element of what enters a delegate rounded, to see where its channels are, and a "
+    "value without axes has none. to_edge_transform_and_lower() fails in ChannelsLastTaggedReshapePass: 'IndexError: "
+    "invalid index of a 0-dim tensor'.",
+    fix="leave it an axis of size 1: x.mean((0, 1), keepdim=True), x[:1] in place of x[0], scale.reshape(1); or keep "
+    'the op that reads it in float: pt2qa.Edit("float", (name,))',
+    needs=("pair",),
+    find=find_scalars,
+)
+
 LARGE_SHARE = 0.01
 """Share of the multiply-adds from which an op outside of the delegate costs time that is worth a warning."""
 
@@ -460,5 +492,5 @@ TURNED_IMAGE = Rule(
     find=find_turned,
 )
 
-RULES = (REFUSED, OUTSIDE, DTYPE, SHARED_BIAS, STACKED, FLOAT16, POOL, RANGE, PORTABLE, SLICES, TURNED_IMAGE)
+RULES = (REFUSED, OUTSIDE, DTYPE, SHARED_BIAS, STACKED, FLOAT16, POOL, SCALAR, RANGE, PORTABLE, SLICES, TURNED_IMAGE)
 """What :meth:`pt2qa_xnnpack.XNNPACK.rules` adds to the structure check."""

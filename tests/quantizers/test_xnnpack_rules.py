@@ -208,6 +208,44 @@ def test_a_fused_activation_may_stand_between(activation: nn.Module) -> None:
     assert found("xnnpack-outside-product", pair) == []
 
 
+# -- xnnpack-scalar ----------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A linear times something."""
+
+    def __init__(self, scale: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(8, 4), scale
+
+    def forward(self, x: Tensor, *inputs: Tensor) -> Tensor:
+        y = self.fc(x)
+        return y * self.scale(y, *inputs)
+
+
+ROWS, HALF = torch.linspace(-1, 1, 32).reshape(4, 8), torch.tensor(0.5)
+SCALARS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], list[str]]] = {
+    "input": (lambda y, t: t, (ROWS, HALF), ["inputs_0"]),
+    "mean": (lambda y: y.mean(), (ROWS,), ["mean"]),
+    "element": (lambda y: y[0, 0], (ROWS,), ["select_1"]),
+    "axis of size one": (lambda y, t: t.reshape(1), (ROWS, HALF), []),
+    "mean that keeps axes": (lambda y: y.mean((0, 1), keepdim=True), (ROWS,), []),
+    "made in the delegate": (lambda y: y[:1, :1].reshape(()), (ROWS,), []),
+}
+
+
+@pytest.mark.parametrize("case", SCALARS)
+def test_a_value_without_axes_that_a_delegate_reads_rounded_is_not_lowered(case: str) -> None:
+    scale, inputs, names = SCALARS[case]
+    pair = quantized_pair(Scaled(scale), inputs, "xnnpack")
+    assert [row.name for row in found("xnnpack-scalar", pair)] == names
+    if names:
+        with pytest.raises(pt2qa.DeploymentError, match="invalid index of a 0-dim tensor"):
+            pt2qa.compare_deployed(pair, [inputs], progress=False)
+    else:
+        assert pt2qa.compare_deployed(pair, [inputs], progress=False).suspects == ()
+
+
 # -- the other rules ---------------------------------------------------------------------------------------------------
 
 
