@@ -323,11 +323,16 @@ def params(scale: Any = 0.5, zero_point: Any = 3) -> QuantParams:
 def mismatched(*sites_of: Any, steps: Any, **given: Any) -> dict[str, tuple[str, float]]:
     """What is found of sites; ``steps`` are op, what it reads, its result and its site."""
     made = [SimpleNamespace(op=op, reads=reads, out=out, site=site, function=None) for op, reads, out, site in steps]
-    program = SimpleNamespace(steps=made, producers={each.out: at for at, each in enumerate(made)})
+    readers = {each.out: [other for other in made if each.out in other.reads] for each in made}
+    program = SimpleNamespace(
+        steps=made, producers={each.out: at for at, each in enumerate(made)}, readers=lambda: readers
+    )
     graph = SimpleNamespace(graph=SimpleNamespace(nodes=[]))
     pair = SimpleNamespace(sites=sites_of, program=program, quantized=graph)
     context: Any = SimpleNamespace(pair=pair, known=lambda what: None, unshared=given.get("unshared", frozenset()))
-    return {found.name: (found.why, found.value) for found in sites.requantize_mismatch.find(context)}
+    all_found = list(sites.requantize_mismatch.find(context))
+    given.get("found", []).extend(all_found)
+    return {found.name: (found.why, found.value) for found in all_found}
 
 
 def site(index: int, name: str, source: int, own: QuantParams) -> Any:
@@ -352,6 +357,11 @@ def test_two_roundings_of_one_value_are_compared_through_ops_that_move_it() -> N
     item = [("quantize", (0,), 1, 0), ("getitem", (1,), 3, None), ("quantize", (3,), 4, 1)]
     assert mismatched(first, second, steps=item)["b"][0].startswith("is rounded twice: ")
     assert mismatched(first, second, steps=one, unshared={"b"}) == {}
+    moved = [*direct, ("view", (4,), 5, None), ("quantize", (5,), 6, 2)]
+    for third, severity in ((site(2, "c", 5, second.params), "note"), (site(2, "c", 5, params()), None)):
+        found_of: list[Found] = []
+        mismatched(first, second, third, steps=moved, found=found_of)
+        assert [each.severity for each in found_of if each.name == "b"] == [severity]
     changed = [("quantize", (0,), 1, 0), ("relu", (1,), 3, None), ("quantize", (3,), 4, 1)]
     assert mismatched(first, second, steps=changed) == {}
     smaller = site(1, "b", 3, params(0.125, 3))

@@ -162,6 +162,11 @@ def test_a_move_between_unequal_scales_does_not_load_and_is_exact_once_edited() 
     assert all(map(torch.equal, graph(X), plain(X)))
     assert direct_sqnr(first(plain(X)), XNNPACKDevice(graph, X)(X)) > 45
     assert GRID not in {done for _, done in for_xnnpack(graph)}
+    exported = torch.export.export(model, (X,))
+    before, after = (rows_of("requantize-mismatch", pt2qa.pair(exported, each)) for each in (plain, graph))
+    assert "warning" in {row.severity for row in before}
+    assert {row.severity for row in after} == {"note"}
+    assert any(row.why.startswith("is rounded twice: scale") for row in after)
 
 
 class ConvTwice(nn.Module):

@@ -18,7 +18,7 @@ from pt2qa._simulator import quant_ops
 from pt2qa._simulator.program import QuantParams, Site
 from pt2qa.plugins import Found
 from pt2qa.plugins.registry import of_backend
-from pt2qa.plugins.rules import rule
+from pt2qa.plugins.rules import Severity, rule
 
 VISIBLE_NOISE = 30.0
 """dB of rounding alone below which a site is worth a look: the noise has more than 0.1 % of the signal's power.
@@ -140,7 +140,16 @@ def requantize_mismatch(context: CheckContext) -> Iterator[Found]:
                 what = f"is rounded before {through[0]} and again{_after(through)}" if through else "is rounded twice"
                 ratio = site.params.largest_scale / before.params.largest_scale
                 how = ", ".join(f"{name} {_of(before, name)} then {_of(site, name)}" for name in names)
-                yield Found(site.name, f"{what}: {how}", value=abs(math.log2(ratio)))
+                severity: Severity | None = "note" if _is_moved(pair, site) else None
+                yield Found(site.name, f"{what}: {how}", severity, value=abs(math.log2(ratio)))
+
+
+def _is_moved(pair: QuantizedPair, site: Site) -> bool:
+    """Whether an op that moves the value reads it alone, and rounds its output alike, as its kernel needs."""
+    readers = pair.program.readers().get(site.result, ())
+    after = [other for other in pair.sites if other.source in {step.out for step in readers}]
+    alike = bool(after) and not any(_differing(site.params, other.params) for other in after)
+    return alike and len(readers) == 1 and readers[0].op in VALUE_PRESERVING
 
 
 def _differing(one: QuantParams, other: QuantParams) -> tuple[str, ...]:
