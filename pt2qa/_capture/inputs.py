@@ -49,9 +49,7 @@ def as_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, An
         )
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
-        given = (
-            f"a dict with the keys {list(kwargs)}" if isinstance(kwargs, dict) else f"of type {type(kwargs).__name__}"
-        )
+        given = f"a dict with the keys {[*kwargs]}" if isinstance(kwargs, dict) else f"of type {type(kwargs).__name__}"
         raise CaptureError(f"kwargs is {given}; expected a dict of input names and values.")
     return args, kwargs
 

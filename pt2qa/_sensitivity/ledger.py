@@ -40,10 +40,7 @@ class Place:
 
 @dataclass
 class Ledger:
-    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has all batches that were begun.
-
-    ``by_content`` has the numbers of the batches of each fingerprint.
-    """
+    """Sums by batch and place, ``noise`` and ``variance`` by place; ``data`` has all batches that were begun."""
 
     data: list[SensitivityBatch] = field(default_factory=list)
     parts: dict[int, dict[int, SensitivityPart]] = field(default_factory=lambda: defaultdict(dict))
