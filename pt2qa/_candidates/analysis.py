@@ -260,9 +260,8 @@ class _Comparison(Tally):
         return apart
 
     def sums(self) -> list[ValueSums]:
-        """Those of the outputs, then of the ops in graph order; ops without a tensor are left out and noted."""
-        values = (*self.outputs, *(value for value in self.values.values() if value.seen))
-        return [value.of(self.pairs) for value in values]
+        """Those of the outputs, then of the ops in graph order; what is no tensor is left out, ops are noted."""
+        return [value.of(self.pairs) for value in (*self.outputs, *self.values.values()) if value.seen]
 
     def notes(self) -> list[str]:
         slots = [self.slots[name] for name, value in self.values.items() if value.counted]

@@ -253,3 +253,19 @@ def test_a_candidate_that_fails_on_one_batch_is_never_the_best_and_the_others_ke
     loaded = pt2qa.load(tmp_path / "candidates.safetensors")
     assert isinstance(loaded, pt2qa.CandidateReport)
     assert (loaded.set_apart, str(loaded)) == (report.set_apart, str(report))
+
+
+def test_an_output_that_is_no_tensor_does_not_hide_the_best_candidate() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, None, int]:
+            return self.fc(x), None, 3
+
+    x = torch.linspace(-1, 1, 20).reshape(5, 4)
+    capture = pt2qa.capture(Optional().eval(), x)
+    report = pt2qa.compare_quantizers(capture, {"one": "xnnpack", "two": "x86"}, [x], [x], progress=False)
+    assert [row.name for row in report.rows if row.op == "output"] == ["output[0]"]
+    assert "Most accurate: " in report.summary()
