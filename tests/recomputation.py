@@ -122,7 +122,7 @@ class Recomputation:
         return found
 
     def _dequantized(self, op: Node, row: pt2qa.LayerRow, nth: int) -> Node:
-        """The dequantize node behind an op with this dtype, scale and zero point; equal parameters count once."""
+        """The dequantize node behind an op with this dtype, scale and zero point; equal ones of a value count once."""
         found: dict[tuple[Any, ...], Node] = {}
         behind = [*op.users]
         for quantize in behind:  # a value may be rounded twice, for two specs at the ends of one edge
@@ -139,7 +139,7 @@ class Recomputation:
             same_scale = math.isnan(row.scale) if isinstance(scale, Node) else scale == row.scale
             same_zero_point = isinstance(zero_point, Node) or str(float(zero_point)) == str(float(row.zero_point))
             if same_scale and same_zero_point and dtype == f"torch.{row.dtype}":
-                found.setdefault(tuple(quantize.args[1:]), next(iter(quantize.users)))
+                found.setdefault(quantize.args, next(iter(quantize.users)))
         if nth >= len(found):
             raise AssertionError(f"no site of scale {row.scale} and dtype {row.dtype} reads {op}")
         return list(found.values())[nth]

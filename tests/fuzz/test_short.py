@@ -70,6 +70,14 @@ def test_what_a_quantized_graph_makes_of_constants_has_an_error_of_its_own() -> 
     assert any(site.nested for site in quantized(genome).pair.sites)
 
 
+def test_a_value_that_is_rounded_twice_alike_in_series_has_two_rows() -> None:
+    genes = {0: Gene("sign", -1, -1, 1), 1: Gene("sqrt", 0, 0, 1)}
+    genome = Genome(((3, 1),), genes, (1,), ("normal",), "random", 90328)
+    assert not analyse(genome, ["layers"]).failures
+    first, second = (site for site in quantized(genome).pair.sites if site.name == "sign")
+    assert (first.params, first.result) == (second.params, second.source)
+
+
 def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rounded = fused.quantize_dequantize
 
