@@ -371,7 +371,7 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
     ranges = _ranges(pair, recipe.annotations, annotations)
     reference, quantized = map(copy_nodes, (pair.reference, pair.quantized))
     biases = [edit for edit in added if edit.kind == "bias"]
-    if ranges is None or not can_add_to_biases(quantized, biases, pair.names):
+    if ranges is None or not all(can_add_to_biases(graph, biases, pair.names) for graph in (reference, quantized)):
         return None
     copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
     _set_ranges(pair, copies, ranges)
@@ -426,7 +426,7 @@ def give_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, O
     """Gives the ops of ``bias`` edits that have no bias one of zeros, in place; their outputs stay as they are."""
     nodes = ops_of(graph, names)
     for name in dict.fromkeys(edit.ops[0] for edit in edits if edit.kind == "bias"):
-        if name in nodes and _lacks_bias(nodes[name]):
+        if name in nodes and lacks_bias(nodes[name]):
             flow_runtime.give_bias(graph, name, nodes[name])
 
 
@@ -457,10 +457,10 @@ def can_add_to_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[
     """Whether each op of ``bias`` edits is in a graph, without a bias, or with one of its own that is not quantized."""
     nodes = ops_of(graph, names)
     found = [nodes.get(edit.ops[0]) for edit in edits]
-    return all(node is not None and (_lacks_bias(node) or _bias_of(node) is not None) for node in found)
+    return all(node is not None and (lacks_bias(node) or _bias_of(node) is not None) for node in found)
 
 
-def _lacks_bias(node: Node) -> bool:
+def lacks_bias(node: Node) -> bool:
     """Whether an op with a weight of its own takes a bias and has none."""
     if op_of(node.target) not in _TAKE_A_BIAS or (len(node.args) > BIAS and node.args[BIAS] is not None):
         return False

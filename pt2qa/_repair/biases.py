@@ -26,9 +26,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._graph.handles import ops_of
 from pt2qa._graph.internals.flow_runtime import BIAS
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
+from pt2qa._quantize.quantization import lacks_bias
 from pt2qa._repair.guard import Fit, Look, quantized_input, started_on
 from pt2qa._sensitivity.gradients import GradientRun, Gradients, WithoutGradient
 from pt2qa._sensitivity.metrics import finished, float_leaves
@@ -161,6 +163,7 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant | None]]:
     constants = {each.slot: each for each in program.constants}
     readers = Counter(slot for step in program.steps for slot in step.constants)
     names = Counter(step.name for step in program.steps if step.site is None)
+    floats = ops_of(pair.reference, pair.names)
     for step in program.steps:
         if step.site is not None or step.op not in CHANNELS or names[step.name] != 1:
             continue
@@ -168,7 +171,7 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant | None]]:
         weights = [each for each in own if each.argument == 1 and each.site is not None]
         if not weights:
             continue
-        if len(step.args) <= BIAS or step.args[BIAS] is None:
+        if step.name in floats and lacks_bias(floats[step.name]):
             yield step, None
         bias = [each for each in own if each.argument == BIAS and each.site is None and readers[each.slot] == 1]
         if bias:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
@@ -198,3 +199,24 @@ def test_outputs_without_an_element_leave_nothing_to_fit() -> None:
     data = [torch.randn(2, 4) for _ in range(2)]
     pair = pt2qa.quantize(pt2qa.capture(Empty().eval(), data[0]), "xnnpack", data, progress=False)
     assert not Biases.look(pair, Folds(pair, Data("calibration", data))).fit((0, 1)).edits
+
+
+def test_a_linear_whose_weight_is_computed_gets_no_bias() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.weight = nn.Linear(4, 4, bias=False), nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.fc(x).sigmoid() + 1, self.weight.t())
+
+    data = [torch.rand(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    pair = quantized_pair(Transposed(), data[0], "x86:mode=dynamic", batches=data)
+    assert pair.capture is not None
+    ops = [step.name for step, _ in Biases.look(pair, Folds(pair, Data("calibration", data))).ops]
+    assert ops == ["fc/linear"]
+    plan = OverridePlan((Edit("bias", ("linear",), values=in_base64([0.1] * 4)),))
+    assert with_numbers(pair, plan) is None
+    with pytest.raises(pt2qa.QuantizeError, match="it has no bias of its own"):
+        pt2qa.quantize(pair.capture, "x86:mode=dynamic", data, overrides=plan, progress=False)
