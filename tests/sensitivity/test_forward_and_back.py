@@ -486,7 +486,7 @@ def test_ranks_agree_on_the_method_of_the_first_and_start_anew_where_theirs_was_
     other, left = begun((False, ["chosen elsewhere"]))
     assert (other.method, other.choices, other.batches, other.number) == ("projection", ["chosen elsewhere"], 0, -1)
     assert [id(batch) for batch in left] == [id(batch) for batch in data]
-    assert (other.seen, other.projection, other.notes, dict(other.content)) == (None, None, [], {})
+    assert (other.seen, other.projection, other.notes, dict(other.ledger.by_content)) == (None, None, [], {})
     for batch in left:
         other.add(batch)
     assert (other.batches, list(other.ledger.set_apart)) == (3, [0])
