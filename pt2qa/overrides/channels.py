@@ -172,8 +172,9 @@ class _Labels:
         for axis in range(one.dim()):
             if one.stride(axis) == other.stride(axis) == 0:
                 one, other = (each.narrow(axis, 0, min(1, each.shape[axis])) for each in (one, other))
-        for pair in torch.stack([one.flatten(), other.flatten()])[:, (one != other).flatten()].unique(dim=1).T.tolist():
-            low, high = sorted(map(self.root, pair))
+        count = len(self.parents)
+        for both in (one * count + other)[one != other].unique().tolist():
+            low, high = sorted(map(self.root, divmod(both, count)))
             self.parents[high] = low
 
 
