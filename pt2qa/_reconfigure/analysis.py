@@ -136,7 +136,8 @@ def reconfigure(
     candidates = tuple(candidates_of(base.pair, base.annotations, costs, fallback))
     edges_of = edges_by_site(base.pair, base.annotations)
 
-    def edits_of(chosen: Iterable[int]) -> tuple[tuple[Edit, ...], Annotations]:
+    @functools.cache
+    def edits_of(chosen: Selection) -> tuple[tuple[Edit, ...], Annotations]:
         return applied(base.annotations, (candidates[number].edit for number in chosen))
 
     def searched(aimed: float | None) -> Search:

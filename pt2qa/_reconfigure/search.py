@@ -73,7 +73,7 @@ class Search:
         costs: Costs,
         needed: float | None,
         budget: Budget,
-        edits_of: Callable[[Collection[int]], tuple[tuple[Edit, ...], Annotations]] | None = None,
+        edits_of: Callable[[Selection], tuple[tuple[Edit, ...], Annotations]] | None = None,
     ) -> None:
         self.base, self.candidates, self.edges_of, self.noise = base, candidates, edges_of, noise
         self.costs, self.needed, self.budget = costs, needed, budget
@@ -133,18 +133,18 @@ class Search:
         """The sites that stay on."""
         if self.edits_of is None:
             return self.predicted_on(chosen)
-        return frozenset(self.edits_of(chosen)[1].sites_on(self.base.pair.sites))
+        return frozenset(self.edits_of(tuple(chosen))[1].sites_on(self.base.pair.sites))
 
     def exact(self, chosen: Collection[int]) -> bool:
         """Whether the simulator has the scales that the model has when converted with some candidates."""
-        return self.edits_of is None or self.edits_of(chosen)[1].has_scales_of(self.base.annotations)
+        return self.edits_of is None or self.edits_of(tuple(chosen))[1].has_scales_of(self.base.annotations)
 
     def quality(self, chosen: Collection[int]) -> Outcome:
         """The quality with some candidates, on the simulator."""
         if self.edits_of is None:
             quality = self.base.quality(self.on(chosen))
         else:
-            quality = self.base.judge.outcome(self.base.edited(self.edits_of(chosen)[0]))
+            quality = self.base.judge.outcome(self.base.edited(self.edits_of(tuple(chosen))[0]))
         self.measured[frozenset(chosen)] = quality.value
         return quality
 
