@@ -9,9 +9,9 @@ independent and uniform within their steps::
     sum(g**2 * min((s * step)**2 / 12, x**2)) + sum(G**2 * (s * step)**2 / 12)
 
 with g and G the gradients of random projections of the output, each output divided by its root mean square, at the
-activations and at the weights, and s what divides them.  The descent begins at the root of the largest value of each
-channel.  One forward and one backward pass of each batch; and nothing is quantized again, because the sites of the
-given model simply round in other units.
+activations and at the weights, and s what divides them.  Of a large weight with a scale for each row, some rows stand
+for all.  The descent begins at the root of the largest value of each channel.  One forward and one backward pass of
+each batch; and nothing is quantized again, because the sites of the given model simply round in other units.
 
 Source:
     scaling through ReLUs is in "Data-Free Quantization Through Weight Equalization and Bias Correction" (Nagel et al.,
@@ -24,14 +24,13 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pt2qa._graph.internals.flow_runtime import scaled
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.groups import Group, add_up, fitting, groups_with
 from pt2qa._repair.guard import Look
@@ -40,7 +39,7 @@ from pt2qa._sensitivity.roundings import Rounding, own_rounding, rounding, with_
 from pt2qa._simulator.accumulate import limits
 from pt2qa._simulator.program import Constant, Program, QuantParams, Step
 from pt2qa._simulator.simulator import Simulator
-from pt2qa._trials.outcome import Add, Folds, Sums
+from pt2qa._trials.outcome import Add, Folds, Sums, total
 from pt2qa.errors import SelectionError
 from pt2qa.overrides.annotations import observing
 from pt2qa.overrides.channels import Chain, Side, channels_in
@@ -56,17 +55,21 @@ NORM = 6.0
 LEAST = 0.02
 """The share of the cost that factors must save."""
 
+ELEMENTS = 1 << 16
+"""How many elements of a group stand for all of them, at most, if each row has a scale."""
+
 LARGEST = 10
 """The largest exponent of a factor at which the descent begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A rounded weight of an op, and by what all chains scale it."""
+    """A rounded weight of an op, the largest values that its scales are for, and by what all chains scale it."""
 
     step: Step
     constant: Constant
     params: QuantParams
+    largest: Tensor
     sides: tuple[Side, ...]
 
     @property
@@ -74,17 +77,14 @@ class Weight:
         value: Tensor = self.constant.reference.detach()
         return value
 
-    def factors(self, like: Tensor, by_side: Iterable[Tensor]) -> Tensor:
-        """Its factors, for what has its first two axes."""
-        found = torch.ones_like(like)
-        for side, own in zip(self.sides, by_side, strict=True):
-            found = scaled(found, own.to(like), side.axis)
-        return found
-
-    def largest(self, value: Tensor) -> Tensor:
-        """Of what shares a scale, with the axes of the weight."""
-        others = [axis for axis in range(value.dim()) if axis != self.params.axis]
-        return value.abs().amax(others, keepdim=True) if others else value.abs()
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Groups, rows of each, and columns; what has more factors of rows than rows has a row for each."""
+        by_axis = [[len(side.labels) for side in self.sides if side.axis == axis] for axis in (0, 1)]
+        size = self.value.shape[:2].numel()
+        rows = max([len(self.value), *by_axis[0]])
+        groups = max([1, *(count * rows // size for count in by_axis[1])])
+        return groups, rows // groups, size // rows
 
     def squared_gradients(self, simulator: Simulator, env: Any, gradients: Sequence[Tensor]) -> Tensor:
         """The sums of the squares of its own for gradients of the op's output, of each pair of channels."""
@@ -96,58 +96,73 @@ class Weight:
         for each in gradients:
             [own_gradient] = torch.autograd.grad(output, weight, each, retain_graph=True)
             found.addcmul_(own_gradient, own_gradient)
-        return _within(torch.Tensor.sum, found)
+        return self._by_channel(found, torch.Tensor.sum)
 
-    def cost(self, peaks: Tensor, by_side: Sequence[Tensor], squares: Iterable[Tensor]) -> Tensor:
-        """Of rounding it in units of its factors; ``peaks`` are its largest values of each pair of channels.
+    def cost(self, squares: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+        """That of rounding it in units of the factors of its sides."""
+        peaks = self._by_channel(self.value.abs(), torch.Tensor.amax).to(squares)
+        levels = (self.params.quant_max - self.params.quant_min) / 2
+        shares = squares.shape[1] / self.shape[1] if self.params.axis == 0 else 1.0
+        squares = squares / (12 * levels**2 * shares)
 
-        An element's factor is that of its row times that of its column in its group, so what is kept for gradients has
-        the size of rows or columns, not of the weight.
+        def cost(by_side: Sequence[Tensor]) -> Tensor:
+            by_column = self._factors(1, by_side, peaks)
+            sizes = peaks * by_column[:, None]
+            by_column = by_column.expand_as(peaks[:, 0])
+            if self.params.axis == 0:  # a scale follows the factor of its row
+                return torch.einsum("gr,grc,gc->", sizes.amax(2).square(), squares, by_column**-2)
+            by_row = self._factors(0, by_side, peaks)
+            sizes = sizes * by_row[:, :, None]
+            steps = sizes.amax((0, 1)) if self.params.axis else sizes.amax()
+            by_row = by_row.expand_as(peaks[:, :, 0])
+            return torch.einsum("gr,grc,gc->", by_row**-2, squares, (steps / by_column).square())
+
+        return cost
+
+    def _by_channel(self, value: Tensor, how: Callable[..., Tensor]) -> Tensor:
+        """What comes of the positions of a kernel: of some rows if each has a scale, and of all together if none has.
+
+        Of shape (groups, rows, columns).
         """
-        count = max([len(peaks), *(len(own) for own, side in zip(by_side, self.sides, strict=True) if side.axis == 0)])
-        sizes = peaks.reshape(count, -1)
-        rows, columns = sizes.new_ones(count), sizes.new_ones(1, sizes.shape[1])
-        for side, own in zip(self.sides, by_side, strict=True):
-            if side.axis == 0:
-                rows = rows * own.to(sizes)
-            else:
-                columns = columns * own.to(sizes).reshape(-1, sizes.shape[1])
-        by_group = len(columns), -1, sizes.shape[1]
-        with torch.no_grad():
-            row, column = self._largest_at(
-                (sizes.reshape(by_group) * columns[:, None]).reshape(sizes.shape).mul_(rows[:, None]).abs_()
-            )
-        largest = sizes[row, column].abs() * rows[row] * columns[row * len(columns) // count, column]
-        steps = largest * 2 / (self.params.quant_max - self.params.quant_min)
-        by_row, by_column = rows**-2, columns**-2
-        if self.params.axis == 1:
-            by_column = by_column * steps.square()
-        else:
-            by_row = by_row * steps.square()
-        by_row = by_row.reshape(len(columns), -1)
-        parts = [torch.einsum("gr,grc,gc->", by_row, own.reshape(by_group), by_column) for own in squares]
-        return torch.stack(parts).sum() / 12
-
-    def _largest_at(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column of the largest of what shares each scale."""
-        rows, columns = (torch.arange(count, device=sizes.device) for count in sizes.shape)
-        if self.params.axis == 0:
-            return rows, sizes.argmax(1)
-        if self.params.axis == 1:
-            return sizes.argmax(0), columns
-        at = sizes.argmax()
-        return at // len(columns), at % len(columns)
+        every = -(-self.shape[1] * self.shape[2] // ELEMENTS) if self.params.axis == 0 else 1
+        found = how(value.reshape(*self.shape, -1)[:, ::every], 3)
+        together = self.params.axis != 0 and all(side.axis for side in self.sides)
+        return how(found, 1, keepdim=True) if together else found
 
     def rounding(self, table: Tensor) -> Rounding:
         """How it is rounded in other units; its scale follows its largest values."""
-        # As large as the weight, so they are made anew for each use.
-        factors = functools.partial(self.factors, by_side=[table[side.labels] ** side.power for side in self.sides])
-        # Channels of zeros keep their scale.
-        after, before = (self.largest(each).clamp(min=1e-30) for each in (self.value * factors(self.value), self.value))
-        growth = (after / before).flatten()
-        scale: Any = self.params.scale
-        scale = scale * growth.to(scale) if isinstance(scale, Tensor) else scale * float(growth[0])
-        return _in_units(rounding(replace(self.params, scale=scale)), factors)
+        by_side = [table[side.labels] ** side.power for side in self.sides]
+        by_row, by_column = (self._factors(axis, by_side, self.value) for axis in (0, 1))
+        by_row, by_column = by_row[:, :, None, None], by_column[:, None, :, None]
+
+        def in_units(value: Tensor) -> Tensor:
+            return (value.reshape(*self.shape, -1) * by_column).mul_(by_row).reshape(value.shape)
+
+        def rounded(value: Tensor, *, out: Tensor | None = None) -> Tensor:
+            found = in_units(value)
+            growth = _largest(found, self.params.axis) / self.largest
+            own: Any = self.params.scale
+            own = own * growth.to(own) if isinstance(own, Tensor) else own * float(growth)
+            found = rounding(replace(self.params, scale=own))(found, out=found)
+            found.view(*self.shape, -1).div_(by_column).div_(by_row)
+            return found
+
+        return rounded
+
+    def _factors(self, axis: int, by_side: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Those of rows or of columns, of shape (groups, rows or columns); one 1 if no side has any."""
+        found = torch.ones(1, 1).to(like)
+        for side, own in zip(self.sides, by_side, strict=True):
+            if side.axis == axis:
+                found = found * own.to(like).reshape(self.shape[0], -1)
+        return found
+
+
+def _largest(value: Tensor, axis: int | None) -> Tensor:
+    """Of what shares a scale along an axis; channels of zeros keep theirs."""
+    others = [each for each in range(value.dim()) if each != axis]
+    ends = (value.amax(others), value.amin(others)) if others else (value, value)
+    return torch.maximum(ends[0], -ends[1]).clamp(min=1e-30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +228,7 @@ def _in_units(own: Rounding, factors: Callable[[Tensor], Tensor]) -> Rounding:
 
     def rounded(value: Tensor, *, out: Tensor | None = None) -> Tensor:
         units = factors(value)
-        return own(value * units) / units
+        return own(value * units).div_(units)
 
     return rounded
 
@@ -263,7 +278,6 @@ class Equalization(Look):
     weights: tuple[Weight, ...]
     products: tuple[Sums, Sums]
     activations: Activations
-    peaks: tuple[Tensor, ...]
     count: int
     observers: tuple[Edit, ...]
 
@@ -286,13 +300,11 @@ class Equalization(Look):
 
         products = add_up(pair, data, groups, add_weight)
         assert pair.recipe is not None, "what is repaired is quantized again"
-        largest = functools.partial(torch.linalg.vector_norm, ord=math.inf)
-        peaks = tuple(_within(largest, weight.value) for weight in weights)
         observers = observing(pair.recipe.annotations, "minmax")
-        return cls(chains, groups, weights, products, Activations.of(groups), peaks, channels.count, observers)
+        return cls(chains, groups, weights, products, Activations.of(groups), channels.count, observers)
 
     def fit(self, folds: Collection[int]) -> FittedScales:
-        cost = functools.partial(self._cost, folds=folds)
+        cost = self._cost(folds)
         ones = torch.ones(self.count, dtype=torch.float64)
         best, before = self._start(), math.inf
         least = float(cost(best))
@@ -302,8 +314,7 @@ class Equalization(Look):
             least, best = min((least, best), *_descent(cost, best, free), key=lambda each: each[0])
         table = best if least < float(cost(ones)) * (1 - LEAST) else ones
         minmax = bool(self.observers)
-        fitted = replace(self, products=({}, {}), peaks=())  # which are as large as the weights
-        found, half = (FittedScales(fitted, self._stored(each), minmax) for each in (table, table.sqrt()))
+        found, half = (FittedScales(self, self._stored(each), minmax) for each in (table, table.sqrt()))
         return replace(found, weaker=(replace(found, minmax=False), half))
 
     def _stored(self, table: Tensor) -> Tensor:
@@ -311,17 +322,22 @@ class Equalization(Look):
         exact = all(weight.value.dtype == torch.float32 for weight in self.weights)
         return table.float().double() if exact else table.log2().round().exp2()
 
-    def _cost(self, table: Tensor, folds: Collection[int]) -> Tensor:
-        costs = [self.activations.cost(table, folds)]
+    def _cost(self, folds: Collection[int]) -> Callable[[Tensor], Tensor]:
+        sums = total(self.products, folds)
+        known = [(self.weights[number], self.weights[number].cost(squares)) for number, squares in sums.items()]
         # One gather for all sides: the gradient of each would be as large as the table.
-        sides = [side for weight in self.weights for side in weight.sides]
+        sides = [side for weight, _ in known for side in weight.sides]
         labels = torch.cat([torch.tensor([0]), *(side.labels for side in sides)])
-        parts = iter(table[labels].split([1, *(len(side.labels) for side in sides)])[1:])
-        by_weight = [[next(parts) ** side.power for side in weight.sides] for weight in self.weights]
-        for number, weight in enumerate(self.weights):
-            if squares := [self.products[fold][number] for fold in folds if number in self.products[fold]]:
-                costs.append(weight.cost(self.peaks[number], by_weight[number], squares).cpu().double())
-        return torch.stack(costs).sum()
+        sizes = [1, *(len(side.labels) for side in sides)]
+
+        def cost(table: Tensor) -> Tensor:
+            parts = iter(table[labels].split(sizes)[1:])
+            costs = [self.activations.cost(table, folds)]
+            for weight, own in known:
+                costs.append(own([next(parts) ** side.power for side in weight.sides]).cpu().double())
+            return torch.stack(costs).sum()
+
+        return cost
 
     def _start(self) -> Tensor:
         """The root of the largest value of each channel, 1 for the channel in the middle."""
@@ -356,12 +372,6 @@ def _descent(cost: Callable[[Tensor], Tensor], table: Tensor, free: Tensor) -> I
         schedule.step()
 
 
-def _within(how: Callable[..., Tensor], weight: Tensor) -> Tensor:
-    """What all positions of a kernel come to, which share channels."""
-    positions = list(range(2, weight.dim()))
-    return how(weight, dim=positions, keepdim=True) if positions else weight
-
-
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:
     sides = defaultdict(list)
     for side in (side for chain in chains for side in chain.sides):
@@ -371,4 +381,5 @@ def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight
         for constant in (constants[slot] for slot in step.constants if step.site is None):
             own = sides.get((step.name, constant.argument))
             if own and constant.site is not None and pair.sites[constant.site].params.scale is not None:
-                yield Weight(step, constant, pair.sites[constant.site].params, tuple(own))
+                params = pair.sites[constant.site].params
+                yield Weight(step, constant, params, _largest(constant.reference, params.axis), tuple(own))

@@ -20,7 +20,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.equalization import Equalization, Weight
+from pt2qa._graph.internals.flow_runtime import scaled
+from pt2qa._repair.equalization import ELEMENTS, Equalization, Weight, _largest
 from pt2qa._repair.methods import methods_named
 from pt2qa._repair.ranges import RangeGroup, moved
 from pt2qa._simulator.data import Data
@@ -401,7 +402,8 @@ def test_a_channel_of_zeros_keeps_its_scale(axis: int | None) -> None:
     zero = torch.zeros(2) if axis == 0 else 0
     side = Side("first", 1, 0, -1.0, torch.tensor([0, 1]))
     constant: Any = SimpleNamespace(reference=value)
-    weight = Weight(cast(Any, None), constant, QuantParams("int8", cast(Any, scale), zero, -127, 127, axis), (side,))
+    params = QuantParams("int8", cast(Any, scale), zero, -127, 127, axis)
+    weight = Weight(cast(Any, None), constant, params, _largest(value, axis), (side,))
     # Of channels that are 4 and 2 times smaller, and back.
     assert torch.equal(weight.rounding(torch.tensor([4.0, 2.0]))(value), value)
 
@@ -438,18 +440,43 @@ def test_what_a_weight_costs_is_the_sum_over_its_elements(kind: str, axis: int |
     sizes = [(0, shape[0])] if inputs is None else [(0, shape[0]), (1, inputs)]
     for sides in (sizes, sizes[:1], sizes[1:]):
         known = tuple(Side("op", 1, own, 1.0, torch.arange(count)) for own, count in sides)
-        constant: Any = SimpleNamespace(reference=None)
-        weight = Weight(cast(Any, None), constant, QuantParams("int8", torch.ones(1), 0, -127, 127, axis), known)
-        peaks, squares = torch.randn(shape).double(), [torch.rand(shape).double() for _ in range(2)]
+        weight = weight_of(torch.randn(shape).double(), axis, known)
         factors = [(torch.rand(count).double() + 0.1).requires_grad_() for _, count in sides]
-        by_element = weight.factors(peaks, factors)
-        steps = weight.largest(peaks * by_element) * 2 / 254
-        expected = ((steps / by_element).square() * (squares[0] + squares[1])).sum() / 12
-        found = weight.cost(peaks, factors, squares)
+        by_element = torch.ones_like(weight.value)
+        for own, side in zip(factors, known, strict=True):
+            by_element = scaled(by_element, own, side.axis)
+        squares = torch.rand(shape).double()
+        sizes_of_steps = largest(weight.value * by_element, axis) * 2 / 254
+        expected = ((sizes_of_steps / by_element).square() * squares).sum() / 12
+        found = weight.cost(weight._by_channel(squares, Tensor.sum))(factors)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
         for own, other in zip(*(_gradients(each, factors) for each in (found, expected)), strict=True):
             torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12 * float(expected.detach()))
 
 
+def weight_of(value: Tensor, axis: int | None, sides: tuple[Side, ...]) -> Weight:
+    params = QuantParams("int8", torch.ones(1), 0, -127, 127, axis)
+    return Weight(cast(Any, None), cast(Any, SimpleNamespace(reference=value)), params, _largest(value, axis), sides)
+
+
+def largest(value: Tensor, axis: int | None) -> Tensor:
+    others = [each for each in range(value.dim()) if each != axis]
+    return value.abs().amax(others, keepdim=True) if others else value.abs()
+
+
+def test_some_rows_stand_for_all_of_a_large_weight() -> None:
+    torch.manual_seed(0)
+    value, squares, factors = torch.randn(40000, 32), torch.rand(40000, 32), torch.rand(32).exp2()
+    weight = weight_of(value, 0, (Side("op", 1, 1, 1.0, torch.arange(32)),))
+    kept = weight._by_channel(squares, Tensor.sum)
+    assert kept.numel() <= ELEMENTS
+    steps = (value * factors).abs().amax(1, keepdim=True) * 2 / 254
+    expected = ((steps / factors).square() * squares).sum() / 12
+    torch.testing.assert_close(weight.cost(kept)([factors]), expected, rtol=0.05, atol=0.0)
+
+
 def _gradients(of: Tensor, factors: list[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(of, factors, materialize_grads=True) if factors else ()
+    """Zeros where nothing depends on factors, such as those of rows that have a scale each."""
+    if not of.requires_grad:
+        return tuple(map(torch.zeros_like, factors))
+    return torch.autograd.grad(of, factors, materialize_grads=True)
