@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional as F
 
 from pt2qa._decibels import agreement
-from pt2qa._deployed.report import FLOAT_MATCH_DB, LSB
+from pt2qa._deployed.report import BY_DESIGN, FLOAT_MATCH_DB, LSB
 from pt2qa._graph.handles import OpName, attribute_of, computed_from, name_of, op_of
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.deployed import SLICES
@@ -245,10 +245,6 @@ def finer_slices(region: Region) -> Supposed:
 def _sliced(axes: Any, x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: Any, *_: Any) -> Any:
     given = (*choose_qparams_per_slice(x, axes, low, high), axes, low, high, dtype)
     return dequantize_per_slice(quantize_per_slice(x, *given), *given)
-
-
-BY_DESIGN: Final = "pair.as_deployed() computes so"
-"""What the causes say that are not a kernel's fault."""
 
 
 def fewer_digits(region: Region) -> Supposed:

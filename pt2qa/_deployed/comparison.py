@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from pt2qa._capture.exporting import State, run
-from pt2qa._deployed.causes import BY_DESIGN, Region, cause_of
+from pt2qa._deployed.causes import Region, cause_of
 from pt2qa._deployed.deployment import Lowerable, ObservedValue, run_program
 from pt2qa._deployed.recorded import order_of
-from pt2qa._deployed.report import DeployedReport, DeployedRow, StageRow
+from pt2qa._deployed.report import BY_DESIGN, DeployedReport, DeployedRow, StageRow
 from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import name_of_dtype
 from pt2qa._metrics import NoiseSums, differing, noise_sums

@@ -16,6 +16,9 @@ from pt2qa._report.rows import Row, Unpaired, column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import ranked
 
+BY_DESIGN: Final = "pair.as_deployed() computes so"
+"""What the causes say that are not a kernel's fault."""
+
 FLOAT_MATCH_DB: Final = 60.0
 """How closely a kernel's float output must match; other orders of summation leave 100 dB and more."""
 

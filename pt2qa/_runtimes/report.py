@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from typing import Annotated, ClassVar, Final
 
-from pt2qa._deployed.causes import BY_DESIGN
+from pt2qa._deployed.report import BY_DESIGN
 from pt2qa._report.base import Block, DataReport, Grade, Report, Table, data_read
 from pt2qa._report.prose import counted, decibel, few, megabytes, number
 from pt2qa._report.rows import Column, Count, Row, check_custom, column, custom_names, derived

@@ -447,7 +447,9 @@ def _leaves(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("batch", [{"a": torch.ones(1), 1: torch.ones(1)}, {"a", "b"}, 1j])
 def test_inputs_that_a_report_cannot_hold_are_refused_by_their_type(batch: Any) -> None:
-    with pytest.raises(pt2qa.BatchError, match=f"an input is of type {type(batch).__name__}, which a report cannot hold"):
+    with pytest.raises(
+        pt2qa.BatchError, match=f"an input is of type {type(batch).__name__}, which a report cannot hold"
+    ):
         stored(CaseBatch([batch], 9, 1), (4, -1))
 
 

@@ -66,5 +66,7 @@ def test_the_subclass_and_the_parameter_are_named(entrance: str, config: type) -
 def test_inputs_of_a_subclass_are_refused() -> None:
     model, _ = transformed(Int8WeightOnlyConfig)
     weight = model.get_parameter("first.weight")
-    with pytest.raises(pt2qa.CaptureError, match=r"args\[0\] is a Int8Tensor, a tensor subclass; expected a plain"):
+    with pytest.raises(
+        pt2qa.CaptureError, match=r"args\[0\] is of type Int8Tensor, a tensor subclass; expected a plain"
+    ):
         pt2qa.capture(Linears().eval(), weight)
