@@ -65,7 +65,7 @@ if typing.TYPE_CHECKING:  # so that mypy, which takes these last, has types for 
     from ._reconfigure.report import Reconfiguration as Reconfiguration
     from ._check.report import Finding as Finding, Findings as Findings
     from ._profile.report import Profile as Profile
-    from ._profile.rows import ProfileRow as ProfileRow
+    from ._profile.report import ProfileRow as ProfileRow
     from ._profile.diff import ProfileDiff as ProfileDiff
     from ._annotations.report import AnnotationDiff as AnnotationDiff, AnnotationReport as AnnotationReport
 

@@ -28,15 +28,15 @@ from ._deployed.report import DeployedRow as DeployedRow, StageRow as StageRow
 from ._runtimes.report import RuntimeRow as RuntimeRow, RuntimeSummary as RuntimeSummary
 from ._diagnosis.report import CauseRow as CauseRow, TriedRow as TriedRow, FigureRow as FigureRow, AsideRow as AsideRow
 from ._diagnosis.budget_report import BudgetRow as BudgetRow
-from ._bad_cases.rows import CaseRow as CaseRow, Ranking as Ranking, LabelCounts as LabelCounts
-from ._bad_cases.rows import StoredCase as StoredCase
+from ._bad_cases.report import CaseRow as CaseRow, Ranking as Ranking, LabelCounts as LabelCounts
+from ._bad_cases.report import StoredCase as StoredCase
 from ._sensitivity.report import SensitivityRow as SensitivityRow, SensitivityPart as SensitivityPart
 from ._sensitivity.report import SensitivityBatch as SensitivityBatch
 from ._reconfigure.report import EditRow as EditRow, CurvePoint as CurvePoint, Stage as Stage
 from ._check.report import Finding as Finding, RuleOutcome as RuleOutcome
 from ._candidates.report import Candidate as Candidate, CandidateRow as CandidateRow
 from ._report.diff_report import BuildRow as BuildRow, DiffRow as DiffRow, Change as Change
-from ._profile.rows import ProfileRow as ProfileRow, ProfileShift as ProfileShift, ProfileOnly as ProfileOnly
+from ._profile.report import ProfileRow as ProfileRow, ProfileShift as ProfileShift, ProfileOnly as ProfileOnly
 from ._annotations.report import AnnotationRow as AnnotationRow, ModuleCalls as ModuleCalls
 from ._annotations.report import AnnotationCoverage as AnnotationCoverage, AnnotationDiffRow as AnnotationDiffRow
 from ._conformance.report import ConformanceRow as ConformanceRow, ModelCoverage as ModelCoverage

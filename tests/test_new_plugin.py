@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pt2qa.cli import main
-from pt2qa.cli.plugging import FILES
+from pt2qa.cli.starting import FILES
 
 ROOT = Path(__file__).parent.parent
 FLOW = """

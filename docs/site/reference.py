@@ -16,9 +16,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:  # mkdocs does not have it, and the examples of the rules are among the tests
     sys.path.insert(0, str(ROOT))
 
-from pt2qa._report.fields import codecs_of  # noqa: E402
 from pt2qa._report.rows import columns_of, derived_of, descriptions, tables_of  # noqa: E402
-from pt2qa._report.storage import CHECKSUM, KIND, SCHEMA, VERSION, kinds  # noqa: E402
+from pt2qa._report.storage import (  # noqa: E402
+    CHECKSUM,
+    KIND,
+    SCHEMA,
+    VERSION,
+    codecs_of,
+    kinds,
+)
 from pt2qa.cli import main  # noqa: E402
 from tests.check.rules_page import page as rules_page  # noqa: E402
 

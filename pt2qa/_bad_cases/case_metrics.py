@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from pt2qa._bad_cases.rows import LabelCounts
+from pt2qa._bad_cases.report import LabelCounts
 from pt2qa._graph.internals.torch import pytree
 from pt2qa._metrics import ErrorSums, divergence, error_sums, float64
 from pt2qa._simulator.batches import leaf_names

@@ -24,8 +24,7 @@ from pt2qa._bad_cases.case_metrics import (
     output_pairs,
 )
 from pt2qa._bad_cases.predictions import check_names, distinct, predictions
-from pt2qa._bad_cases.report import BadCases
-from pt2qa._bad_cases.rows import AS_FLOAT32, AS_REAL, LabelCounts, StoredCase, key_of, stored_dtype
+from pt2qa._bad_cases.report import AS_FLOAT32, AS_REAL, BadCases, LabelCounts, StoredCase, key_of, stored_dtype
 from pt2qa._bad_cases.standings import CaseKey, Cases, Found, Standing
 from pt2qa._capture.inputs import detached
 from pt2qa._graph.internals.torch import pytree

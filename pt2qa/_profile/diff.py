@@ -8,8 +8,7 @@ from typing import ClassVar, Final
 
 from pt2qa._grouping import grouped
 from pt2qa._profile.histogram import Histogram, transport
-from pt2qa._profile.report import Profile
-from pt2qa._profile.rows import ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
+from pt2qa._profile.report import Profile, ProfileOnly, ProfileRow, ProfileShift, each_once, place_of
 from pt2qa._report.base import Block, Listing, ModelReport, Report, data_read
 from pt2qa._report.prose import counted, few, number, share
 from pt2qa._report.rows import Count

@@ -17,8 +17,7 @@ from pt2qa._capture.program import Capture
 from pt2qa._graph.handles import OpName, handle_of, module_of, names_of, op_of, part_name, parts_of
 from pt2qa._graph.subclasses import refuse_subclasses
 from pt2qa._profile.plan import Plan
-from pt2qa._profile.report import Profile
-from pt2qa._profile.rows import ProfileRow
+from pt2qa._profile.report import Profile, ProfileRow
 from pt2qa._profile.values import ValueStatistics, Wanted, described_by, numbers_of, packed_values
 from pt2qa._quantize.pairing import QuantizedPair, fingerprint, identity_of
 from pt2qa._report.prose import counted, few

@@ -16,7 +16,7 @@ from pt2qa._graph.handles import OpName, attribute_of, handle_of, op_of, source_
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import arguments_of
 from pt2qa._graph.internals.torchao import is_observer, rounds_now
-from pt2qa._profile.rows import Role, ValueRow
+from pt2qa._profile.report import Role, ValueRow
 from pt2qa._report.selection import OpKind, select
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.batches import written_buffers

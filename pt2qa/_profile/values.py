@@ -17,7 +17,7 @@ from pt2qa._grouping import grouped
 from pt2qa._metrics import value_range
 from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, Histogram, packed, unpacked
 from pt2qa._profile.plan import Plan, Value
-from pt2qa._profile.rows import BULK, QUANTILES, ProfileRow
+from pt2qa._profile.report import BULK, QUANTILES, ProfileRow
 from pt2qa._profile.statistics import ChannelStatistics, Statistics, flat_chunks
 from pt2qa._report.merging import merged_data
 from pt2qa._report.sums import FIRST, MERGED, Mergeable, pack, settings_of, unpack

@@ -138,7 +138,6 @@ def _commands() -> Any:
         analyzing,
         checking,
         measuring,
-        plugging,
         reading,
         serving,
         starting,

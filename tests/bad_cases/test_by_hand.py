@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import pt2qa
-from pt2qa._bad_cases import rows
+from pt2qa._bad_cases import report as bad_cases_report
 from pt2qa._bad_cases.case_metrics import (
     BUILT_IN,
     LARGE,
@@ -25,7 +25,7 @@ from pt2qa._bad_cases.case_metrics import (
     count_labels,
     output_pairs,
 )
-from pt2qa._bad_cases.rows import LabelCounts, check_structure, rebuild, stored_dtype
+from pt2qa._bad_cases.report import LabelCounts, check_structure, rebuild, stored_dtype
 from pt2qa._bad_cases.search import CaseBatch, Feedback, cut, stored
 from pt2qa._bad_cases.standings import Found, Standing
 from pt2qa._capture.inputs import detached
@@ -573,7 +573,7 @@ def test_cases_come_worst_first_each_once_and_by_ranking() -> None:
 
 
 def test_the_first_position_is_shown_and_none_is_blank() -> None:
-    assert [rows._position(value) for value in (-1, 0, 1)] == ["", "0", "1"]
+    assert [bad_cases_report._position(value) for value in (-1, 0, 1)] == ["", "0", "1"]
 
 
 def test_values_have_the_unit_and_direction_of_their_ranking() -> None:

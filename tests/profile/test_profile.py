@@ -17,7 +17,7 @@ from torch.fx import Node
 import pt2qa
 from pt2qa._profile import values
 from pt2qa._profile.histogram import RELATIVE_ERROR, Histogram
-from pt2qa._profile.rows import QUANTILES
+from pt2qa._profile.report import QUANTILES
 from pt2qa._profile.statistics import Statistics
 from pt2qa._simulator.simulator import graph_values
 from pt2qa.report import Profile, ProfileRow

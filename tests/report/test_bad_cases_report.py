@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pt2qa._bad_cases.rows import check_structure
+from pt2qa._bad_cases.report import check_structure
 from pt2qa.errors import ReportError
 from pt2qa.report import BadCases, CaseRow, Environment, LabelCounts, Ranking, StoredCase, load
 

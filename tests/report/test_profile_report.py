@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from pt2qa._profile.histogram import CHANNELS, HISTOGRAM, RELATIVE_ERROR, Histogram, packed
-from pt2qa._profile.rows import BULK, QUANTILES
+from pt2qa._profile.report import BULK, QUANTILES
 from pt2qa.errors import ReportError
 from pt2qa.report import Environment, Profile, ProfileDiff, ProfileRow, diff_profiles, load
 

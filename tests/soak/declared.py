@@ -19,9 +19,8 @@ import numpy as np
 from safetensors.numpy import save as to_bytes
 from tqdm import tqdm
 
-from pt2qa._report.fields import encode
 from pt2qa._report.rows import Column, columns_of, numbers_of, tables_of
-from pt2qa._report.storage import CHECKSUM, KIND, SCHEMA, VERSION, checksum, kind_of
+from pt2qa._report.storage import CHECKSUM, KIND, SCHEMA, VERSION, checksum, encode, kind_of
 from pt2qa.errors import ReportError
 from pt2qa.report import Report, load
 from tests.soak.figures import Outcome
