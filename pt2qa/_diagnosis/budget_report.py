@@ -9,6 +9,7 @@ from math import inf, isnan, nan
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pt2qa._decibels import decibels, summed
+from pt2qa._grouping import grouped
 from pt2qa._report.base import DataReport, Report, data_read
 from pt2qa._report.charts import stacked
 from pt2qa._report.prose import absent, counted, decibel, few, share
@@ -155,9 +156,7 @@ class ErrorBudget(DataReport):
     def by(self, name: Literal["mechanism", "module", "op", "kind", "name", "dtype"]) -> dict[str, float]:
         """The noise of the rows, added up by one of their columns, most first."""
         self.column(name)
-        found: dict[str, list[float]] = defaultdict(list)
-        for row in self._with_number:
-            found[getattr(row, name)].append(row.noise)
+        found = grouped((getattr(row, name), row.noise) for row in self._with_number)
         sums = {key: summed(noises) for key, noises in found.items()}
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 

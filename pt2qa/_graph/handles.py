@@ -27,6 +27,7 @@ from pt2qa._graph.internals.flow_runtime import numbered, stem_of
 from pt2qa._graph.internals.flow_runtime import op_of as op_of
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, STACK_TRACE
 from pt2qa._graph.internals.torch import HigherOrderOperator
+from pt2qa._grouping import grouped
 
 OUTPUTS = "output_handles"
 """Where an op with several outputs notes their handles: a saved program gives every output the op's own metadata."""
@@ -390,9 +391,7 @@ def copy_without_values(graph_module: GraphModule) -> GraphModule:
 
 def share_constants(graph_module: GraphModule, like: GraphModule) -> None:
     """Gives a graph the constants of another where they are equal, in place, so that each is in memory once."""
-    known: dict[Any, list[Tensor]] = defaultdict(list)
-    for constant in _constants(like).values():
-        known[_key(constant)].append(constant)
+    known = grouped((_key(constant), constant) for constant in _constants(like).values())
     for target, constant in _constants(graph_module).items():
         equal = next((each for each in known.get(_key(constant), ()) if torch.equal(each, constant)), None)
         if equal is not None:

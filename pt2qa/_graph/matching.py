@@ -21,6 +21,7 @@ from pt2qa._graph.handles import (
     walk,
 )
 from pt2qa._graph.internals.nodes import CUSTOM, HANDLE, first_ancestor
+from pt2qa._grouping import grouped
 
 
 def has_handles(graph_module: GraphModule) -> bool:
@@ -134,10 +135,7 @@ def _ops(graph_module: GraphModule, chosen: Callable[[Node], bool], *, nested: b
 
 
 def _grouped(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> dict[Hashable, list[Node]]:
-    found: dict[Hashable, list[Node]] = {}
-    for node in nodes:
-        found.setdefault(key(node), []).append(node)
-    return found
+    return grouped((key(node), node) for node in nodes)
 
 
 def _match(known: Iterable[Node], nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> None:

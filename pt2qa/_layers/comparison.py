@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from pt2qa._graph.handles import OpName
+from pt2qa._grouping import grouped
 from pt2qa._layers.reading import Block, Reading, nearest_before
 from pt2qa._layers.report import LayerReport
 from pt2qa._layers.sums import Compared, RowSums, TableName, Totals, packed, tables
@@ -133,10 +134,8 @@ class Comparison(Tally):
             self._plan_block(block)
 
     def _plan_rows(self, selected: frozenset[int]) -> None:
-        sites_of: dict[int, list[Step]] = {}
-        for step in self.program.steps:
-            if step.site is not None and step.duplicate_of is None:
-                sites_of.setdefault(self.program.unrounded(step.reads[0]), []).append(step)
+        sites = (step for step in self.program.steps if step.site is not None and step.duplicate_of is None)
+        sites_of = grouped((self.program.unrounded(step.reads[0]), step) for step in sites)
         if len(selected) == sum(step.site is None for step in self.program.steps):
             inputs = self.program.inputs, self.program.input_names, self.program.input_handles
             for slot, name, handle in zip(*inputs, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from pt2qa._grouping import grouped
 from pt2qa._report.selection import no_match
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.products import PRODUCTS, Read, reads_of, state_of
@@ -89,11 +90,10 @@ class Block:
 
 def find_blocks(program: Program, wanted: Iterable[str | type]) -> list[Block]:
     """The calls, in graph order, of modules given by path (``layer2``), class, or class name (``BasicBlock``)."""
-    blocks: dict[tuple[str, str, str], list[int]] = {}
-    for step in program.steps:
-        if step.site is None:
-            for key, path, kind in step.module_stack:
-                blocks.setdefault((key, path, kind.rpartition(".")[2]), []).append(step.index)
+    ops = (step for step in program.steps if step.site is None)
+    blocks = grouped(
+        ((key, path, kind.rpartition(".")[2]), step.index) for step in ops for key, path, kind in step.module_stack
+    )
     found = []
     for name in (each.__name__ if isinstance(each, type) else each for each in wanted):
         matches = [block for block in blocks if name in (block[1], block[2])]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from typing import Annotated, ClassVar, Literal
 
+from pt2qa._grouping import grouped
 from pt2qa._printable import near_names
 from pt2qa._report.prose import cosine as five_digits
 from pt2qa._report.prose import counted, share
@@ -129,9 +130,7 @@ def folded(
     The folded row has the numbers of the worst part by a column, which ``rank`` puts first; the lines say what it
     covers.
     """
-    parts: dict[str, list[LayerRow]] = {}
-    for row in rows:
-        parts.setdefault(row.part_of, []).append(row)
+    parts = grouped((row.part_of, row) for row in rows)
     result, lines = [], []
     for row in rows:
         own = parts[row.part_of]

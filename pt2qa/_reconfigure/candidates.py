@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
 from pt2qa._sensitivity.costs import survey
@@ -111,10 +112,7 @@ def order_bundles(
     The gain is that of the current worst output, or of the worst one that any bundle still improves.
     """
     remaining = {site: set(edges) for site, edges in edges_of.items() if edges}
-    sites_of: dict[Edge, list[int]] = {}
-    for site, edges in remaining.items():
-        for edge in edges:
-            sites_of.setdefault(edge, []).append(site)
+    sites_of = grouped((edge, site) for site, edges in remaining.items() for edge in edges)
     groups = list(dict.fromkeys([*((number,) for number in range(len(candidates))), *_freeing(candidates, edges_of)]))
     outputs = range(len(next(iter(noise.values()), ())))
     chosen: set[int] = set()
@@ -165,10 +163,7 @@ def sites_off(candidates: Iterable[EditCandidate], edges_of: Mapping[int, frozen
 
 def _freeing(candidates: Sequence[EditCandidate], edges_of: Mapping[int, frozenset[Edge]]) -> Iterable[tuple[int, ...]]:
     """For each site the cheapest candidates that together free it."""
-    by_edge: dict[Edge, list[int]] = {}
-    for number, candidate in enumerate(candidates):
-        for edge in candidate.frees:
-            by_edge.setdefault(edge, []).append(number)
+    by_edge = grouped((edge, number) for number, candidate in enumerate(candidates) for edge in candidate.frees)
     for edges in edges_of.values():
         if edges and all(edge in by_edge for edge in edges):
             yield tuple(sorted({min(by_edge[edge], key=lambda number: candidates[number].cost) for edge in edges}))

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -31,6 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pt2qa._grouping import grouped
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.groups import Group, add_up, fitting, groups_with
 from pt2qa._repair.guard import Look
@@ -373,9 +373,7 @@ def _descent(cost: Callable[[Tensor], Tensor], table: Tensor, free: Tensor) -> I
 
 
 def _weights_in(pair: QuantizedPair, chains: Sequence[Chain]) -> Iterator[Weight]:
-    sides = defaultdict(list)
-    for side in (side for chain in chains for side in chain.sides):
-        sides[side.op, side.argument].append(side)
+    sides = grouped(((side.op, side.argument), side) for chain in chains for side in chain.sides)
     constants = {each.slot: each for each in pair.program.constants}
     for step in pair.program.steps:
         for constant in (constants[slot] for slot in step.constants if step.site is None):

@@ -27,6 +27,7 @@ from torch import Tensor
 from pt2qa._exclusion import computes
 from pt2qa._graph.internals.nodes import VALUE
 from pt2qa._graph.internals.torch import pytree, sizes_of
+from pt2qa._grouping import grouped
 from pt2qa._metrics import float64
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.prose import few
@@ -215,20 +216,16 @@ class _Meter:
             for site, variants in self.projection.variants.items()
         }
         self.found: dict[int, dict[Rounding, Tensor]] = defaultdict(dict)
-        self.paths: dict[int, list[Path]] = defaultdict(list)
-        for path in self.projection.paths:
-            self.paths[path.end.index].append(path)
+        self.paths = grouped((path.end.index, path) for path in self.projection.paths)
 
     def visit(self, step: Step, gradients: Gradients) -> None:
         with torch.no_grad():
             for path in self.paths.get(step.index, ()):
-                dots: dict[Rounding, list[Tensor]] = defaultdict(list)
-                for roundings, found in self._projected(path, gradients):
-                    for rounding in roundings:
-                        dots[rounding].append(found)
+                parts = self._projected(path, gradients)
+                dots = grouped((rounding, found) for roundings, found in parts for rounding in roundings)
                 known = self.found[path.site]
-                for rounding, parts in dots.items():
-                    new, old = torch.cat(parts, 1), known.get(rounding)
+                for rounding, own in dots.items():
+                    new, old = torch.cat(own, 1), known.get(rounding)
                     if old is not None and old.shape != new.shape:  # over all samples where one of them is
                         new, old = new.sum(1, keepdim=True), old.sum(1, keepdim=True)
                     known[rounding] = new if old is None else old + new

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pt2qa._capture.inputs import detached
+from pt2qa._grouping import grouped
 from pt2qa._sensitivity.ledger import Place
 from pt2qa._sensitivity.report import ALL_SITES
 from pt2qa._simulator import op_rules
@@ -67,10 +68,11 @@ def find_site_groups(program: Program, group: Group | None) -> tuple[SiteGroup, 
 
 def _single_places(program: Program) -> tuple[SiteGroup, ...]:
     # Sites of the same value with the same parameters, by the first of them.
-    copies: dict[int | None, list[int]] = defaultdict(list)
-    for step in program.steps:
-        if step.site is not None and step.duplicate_of is not None:
-            copies[program.steps[program.producers[step.duplicate_of]].site].append(step.site)
+    copies = grouped(
+        (program.steps[program.producers[step.duplicate_of]].site, step.site)
+        for step in program.steps
+        if step.site is not None and step.duplicate_of is not None
+    )
     # Reversed, so that the first step that reads a constant wins.
     readers = {slot: step for step in reversed(program.steps) for slot in step.constants}
     duplicates, places = {site for later in copies.values() for site in later}, []

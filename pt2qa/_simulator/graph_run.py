@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from pt2qa._graph.internals.nodes import calls_guards
 from pt2qa._graph.internals.torch import QUANTIZED_DECOMPOSED
+from pt2qa._grouping import grouped
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._metrics import CHUNK
 from pt2qa._simulator import op_rules, quant_ops
@@ -42,9 +43,7 @@ class GraphRun(Interpreter):
         """The value of each node as it is computed, that of the output last."""
         order = run_order(self.graph)
         last = {source: node for node in order for source in node.all_input_nodes}
-        releases: dict[Node, list[Node]] = defaultdict(list)
-        for source, node in last.items():
-            releases[node].append(source)
+        releases = grouped((node, source) for source, node in last.items())
         self.env, self.args_iter = {}, iter(values)
         for node in order:
             raise_if_interrupted()

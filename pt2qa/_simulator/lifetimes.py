@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from pt2qa._graph.handles import attribute_of
 from pt2qa._graph.internals.torch import storage_number
+from pt2qa._grouping import grouped
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.program import Slot, Step
 
@@ -23,9 +24,7 @@ def mark_lifetimes(steps: Sequence[Step], outputs: Any, given: Collection[int]) 
     # If both sites are on, a duplicate reads the result of the first one.
     last = {slot: step.index for step in steps for slot in (*step.reads, step.duplicate_of) if slot is not None}
     last.update(dict.fromkeys(slots_in(outputs), len(steps)))
-    releases: dict[int, list[int]] = defaultdict(list)
-    for slot, index in last.items():
-        releases[index].append(slot)
+    releases = grouped((index, slot) for slot, index in last.items())
     for step in steps:
         step.releases = tuple(releases[step.index])
         if step.out not in last:

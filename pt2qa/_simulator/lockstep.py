@@ -6,7 +6,6 @@ piece by piece, so that a piece is still in the cache when it is rounded and mea
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pt2qa._grouping import grouped
 from pt2qa._interrupts import raise_if_interrupted
 from pt2qa._metrics import CHUNK, Range, value_range
 from pt2qa._simulator import op_rules
@@ -80,10 +80,7 @@ class Lockstep:
         self.visit: Visit = lambda event: None
         self.rounding, self.ranges, self.pieces, self.counted = rounding or bool(groups), ranges, pieces, counted
         self.groups = [frozenset(group) for group in groups]
-        self.groups_of: dict[int, list[int]] = defaultdict(list)
-        for number, group in enumerate(self.groups):
-            for index in sorted(group):
-                self.groups_of[index].append(number)
+        self.groups_of = grouped((index, number) for number, group in enumerate(self.groups) for index in sorted(group))
         # By the result of each site: the value that it rounds, or that a site before it rounds.
         self.site_source = {site.result: self.program.unrounded(site.source) for site in self.program.sites}
         self.alone: dict[_Key, Any] = {}
@@ -114,10 +111,7 @@ class Lockstep:
                         last[group, slot] = step.index
                     elif slot in self.site_source:
                         last[None, slot] = step.index
-        drop: dict[int, list[_Key]] = defaultdict(list)
-        for key, index in last.items():
-            drop[index].append(key)
-        return drop
+        return grouped((index, key) for key, index in last.items())
 
     def _groups_of_producer(self, slot: int) -> Sequence[int]:
         producer = self.program.producers.get(self.site_source.get(slot, slot))

@@ -9,7 +9,7 @@ on, it computes what the converted graph computes.
 from __future__ import annotations
 
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +34,7 @@ from pt2qa._graph.handles import (
 from pt2qa._graph.internals.nodes import VALUE, calls_guards, module_stack
 from pt2qa._graph.internals.torch import OpOverload, pytree
 from pt2qa._graph.internals.torchao import is_observer
+from pt2qa._grouping import grouped
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.float_constants import FloatConstants, Path, constant_of, run_on_constants
 from pt2qa._simulator.fused import converted_site, fused_site
@@ -607,11 +608,8 @@ class _Lowering:
         ]
 
     def _with_readers(self) -> list[Site]:
-        readers: dict[int, list[str]] = defaultdict(list)
-        for step in self.steps:
-            for slot in (*step.reads, *step.constants):
-                if step.site is None:
-                    readers[slot].append(step.name)
+        ops = (step for step in self.steps if step.site is None)
+        readers = grouped((slot, step.name) for step in ops for slot in (*step.reads, *step.constants))
         return [site if site.nested else replace(site, readers=tuple(readers[site.result])) for site in self.sites]
 
 
@@ -649,11 +647,8 @@ def _find_regions(steps: Sequence[Step], sites: Sequence[Site], producers: dict[
             epilogue = step.op in op_rules.EPILOGUES and readers[before.out] == 1
             step.region = before.region if epilogue or step.op == "getitem" else step.region
         members.setdefault(step.region, []).append(step)
-    before_it, behind_it = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for site in sites:
-        before_it[site.result].append(site.index)
-        if site.result != site.source:
-            behind_it[site.source].append(site.index)
+    before_it = grouped((site.result, site.index) for site in sites)
+    behind_it = grouped((site.source, site.index) for site in sites if site.result != site.source)
     regions = []
     for number, own in members.items():
         around = {site for step in own for slot in (*step.reads, *step.constants) for site in before_it[slot]}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import FLIPS, agreement_in, compare_leaves, difference
 from pt2qa._graph.handles import attribute_of, handle_of, is_quantization, op_of
 from pt2qa._graph.internals.torch import arguments_of, pytree
+from pt2qa._grouping import grouped
 from pt2qa._metrics import NoiseSums, error_sums
 from pt2qa._simulator import op_rules, quant_ops
 from pt2qa._simulator.batches import buffers_kept, flat_outputs, nbytes_of, output_names, written_buffers
@@ -143,18 +143,14 @@ class _Planner:
     def __init__(self, quantized: GraphModule, reference: GraphModule, program: Program) -> None:
         self.nodes = {node.name: node for node in quantized.graph.nodes}
         self.position = {node: number for number, node in enumerate(quantized.graph.nodes)}
-        self.writers: dict[Node | int, list[Node]] = defaultdict(list)
-        for node in quantized.graph.nodes:
-            if op_rules.mutates_first_argument(node.target):
-                self.writers[memory_of(node)].append(node)
+        writing = (node for node in quantized.graph.nodes if op_rules.mutates_first_argument(node.target))
+        self.writers = grouped((memory_of(node), node) for node in writing)
         # Everything else is a constant of the quantized model.
         ops = {step.node for step in program.steps}
         self.values = {node for node in quantized.graph.nodes if node.op == "placeholder" or node.name in ops}
         inputs = ([n for n in graph.graph.nodes if n.op == "placeholder"] for graph in (quantized, reference))
         self.inputs = dict(zip(*inputs, strict=True))
-        self.by_handle: dict[int | None, list[Node]] = defaultdict(list)
-        for node in reference.graph.nodes:
-            self.by_handle[handle_of(node)].append(node)
+        self.by_handle = grouped((handle_of(node), node) for node in reference.graph.nodes)
 
     def plan(self, found: Isolated) -> _Plan | None:
         """None if the source of a value that the region reads is ambiguous."""

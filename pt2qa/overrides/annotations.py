@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from pt2qa._graph.handles import OpName
+from pt2qa._grouping import grouped
 from pt2qa._printable import did_you_mean
 from pt2qa._simulator.products import constant_role
 from pt2qa._simulator.program import Site
@@ -227,12 +228,8 @@ class Annotations:
     @functools.cached_property
     def _keys_of(self) -> dict[str, list[str]]:
         """fx names by the name of an op; the parts of a decomposed op are also listed under its name."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for node in self.graph.nodes.values():
-            if not node.constant or node.owner:
-                for name in {node.name, node.owner} - {""}:
-                    found[name].append(node.key)
-        return dict(found)
+        listed = (node for node in self.graph.nodes.values() if not node.constant or node.owner)
+        return dict(grouped((name, node.key) for node in listed for name in {node.name, node.owner} - {""}))
 
     def _keys(self, op: str, edit: Edit) -> Sequence[str]:
         if op in self._keys_of:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pt2qa._diagnosis.case import Case, Hypothesis
+from pt2qa._grouping import grouped
 from pt2qa._metrics import float64
 from pt2qa._ranks import batches_before, everywhere
 from pt2qa._report.prose import counted, decibel, number, share
@@ -153,9 +154,7 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
                     sizes += [(f"{name}, channel {number}", each) for number, each in enumerate(by_channel)]
                 else:
                     sizes.append((name, float(squares.mean())))
-    by_name: dict[str, list[float]] = {}
-    for name, size in (each for own in everywhere(sizes) for each in own):
-        by_name.setdefault(name, []).append(size)
+    by_name = grouped(each for own in everywhere(sizes) for each in own)
     return {name: median(found) ** 0.5 for name, found in by_name.items()}
 
 

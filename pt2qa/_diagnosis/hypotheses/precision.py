@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from pt2qa._diagnosis.case import Case, Hypothesis
 from pt2qa._diagnosis.hypotheses.calibration import goes_beyond
 from pt2qa._diagnosis.hypotheses.sites import ops_in_float
+from pt2qa._grouping import grouped
 from pt2qa._reconfigure.candidates import candidates_of, edges_by_site
 from pt2qa._report.prose import counted, share
 from pt2qa._trials.treatment import Treatment
@@ -57,11 +57,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
 
 
 def _nested(case: Case) -> Iterator[Hypothesis]:
-    graphs: dict[int, list[int]] = defaultdict(list)
-    for site in case.pair.sites:
-        if site.nested:
-            graphs[site.source].append(site.index)
-    for sites in graphs.values():
+    for sites in grouped((site.source, site.index) for site in case.pair.sites if site.nested).values():
         noise = case.share(case.noise, sites)
         if noise > SHARE:
             yield Hypothesis(
