@@ -20,6 +20,10 @@ NAMED: Final = 3
 """Ops that the verdict names."""
 
 
+def _milliseconds(seconds: float) -> str:
+    return number(1e3 * seconds)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RuntimeRow(Row):
     """One value of the model, with what each runtime's kernel differs by from the converted graph, on its own inputs.
@@ -77,7 +81,7 @@ class RuntimeSummary(Row):
     different: Annotated[int, column("ops that\ndiffer", importance=1)] = 0
     observed: Annotated[int, column(importance=5, worse="smaller")] = 0
     values: Annotated[int, column(importance=6)] = 0
-    seconds: Annotated[float, column("ms for\na batch", show=lambda seconds: number(1e3 * seconds), importance=4)] = nan
+    seconds: Annotated[float, column("ms for\na batch", show=_milliseconds, importance=4)] = nan
     bytes: Annotated[int, column("program\nMB", show=megabytes, importance=3)] = 0
     batches: Count = 0
     note: Annotated[str, column(optional=True)] = ""
