@@ -447,7 +447,7 @@ def test_four_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
     own: dict[str, Any] = {}
     exec(FLOW, own)
     model, example, batches = own["flow"]()
-    pair = pt2qa.quantize(pt2qa.capture(model, example), "xnnpack:mode=dynamic", batches, progress=False)
+    pair = pt2qa.quantize(pt2qa.capture(model, example), "xnnpack:mode=dynamic", batches, progress=False).as_deployed()
     assert same(pt2qa.load(out), pt2qa.sensitivity(pair, batches, progress=False)) == []
 
 
