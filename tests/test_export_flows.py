@@ -299,5 +299,5 @@ def test_handles_are_given_to_a_copy() -> None:
 
 
 def test_only_exported_programs_take_handles() -> None:
-    with pytest.raises(CaptureError, match="program is of type Cnn; expected the ExportedProgram that"):
+    with pytest.raises(CaptureError, match="program is of type Cnn; expected the ExportedProgram of"):
         pt2qa.with_handles(model_and_batches("cnn")[0])  # type: ignore[arg-type]

@@ -130,9 +130,7 @@ def diagnose(
             kernels = Kernels(case, None if deployed is True else deployed)
             reports["deployed"] = search.look_at_kernels(kernels)
         if structure is None:
-            own = () if pair.recipe is None else rules_of(pair.recipe.plugin)
-            rules = [rule.id for rule in (*RULES.values(), *own) if rule.severity == "error"]
-            structure = check(pair, rules=rules, progress=False)
+            structure = check(pair, rules=_errors_of(pair), progress=False)
         final, after = search.final()
         if kernels is not None and final is not None:
             search.look_again(kernels, final)
@@ -223,3 +221,8 @@ def _needed(aim: Target | None, judge: Judge, worth: Worth) -> float | None:
         value = judge.of_float()
         return value - worth.least * abs(value)
     return aim.at_least * (judge.of_float() if aim.of_float else 1.0)
+
+
+def _errors_of(pair: QuantizedPair) -> list[str]:
+    own = () if pair.recipe is None else rules_of(pair.recipe.plugin)
+    return [rule.id for rule in (*RULES.values(), *own) if rule.severity == "error"]
