@@ -103,6 +103,11 @@ def test_dynamic_scales_are_those_of_the_kernels(tmp_path: Path) -> None:
     assert pt2qa.OverridePlan.load(tmp_path / "out" / "plan.json").quantizer == "xnnpack:mode=dynamic"
     stages = {stage.name: stage.sqnr for stage in deployed.stages}
     assert stages["deployed"] == pytest.approx(stages["converted"], abs=0.05)
+    # x86 has the scales of the converted graph.
+    run("fix", tmp_path / "flow.py", "-q", "xnnpack:mode=dynamic", "--backend", "x86", "-o", tmp_path / "x86")
+    other = pt2qa.load(tmp_path / "x86" / "deployed.safetensors")
+    assert isinstance(other, DeployedReport)
+    assert (other.quantizer, other.suspects) == ("xnnpack:mode=dynamic", ())
 
 
 def test_what_is_not_reached_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

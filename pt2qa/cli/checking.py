@@ -203,9 +203,7 @@ def deploy(
     if len(backends) > 1 and (deployed is not None or program is not None):
         raise click.UsageError("give one --backend with --deployed or --program: several lower the model anew")
     make_folder(folder)
-    given = load_flow(flow).fitted()
-    if backends and backends[0].partition(":")[0] != spec.partition(":")[0]:
-        given = replace(given, as_deployed=False)  # another backend's dynamic scales are none of this one's
+    given = _flow_for(flow, spec, backends[0] if backends else None)
     pair = given.quantized(spec)
     common: dict[str, Any] = {"mask": given.mask, "backend": backends[0] if backends else None}
     batches, file = measured_on(given), folder / "deployed.safetensors"
@@ -228,6 +226,13 @@ def deploy(
     if reasons := unusable(report):
         say(*reasons)
         raise click.exceptions.Exit(1)
+
+
+def _flow_for(where: str, spec: str, backend: str | None) -> Flow:
+    """A flow, without the dynamic scales of the quantizer's own kernels where another backend runs the model."""
+    given = load_flow(where).fitted()
+    own = backend is None or backend.partition(":")[0] == spec.partition(":")[0]
+    return given if own else replace(given, as_deployed=False)
 
 
 def apart_if_possible(function: Callable[..., Any], apart: bool) -> Any:
@@ -283,7 +288,7 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None, 
     if (part := folder / "part").exists():
         raise click.UsageError(f"{part} is there already, from an earlier run: give another folder with -o")
     make_folder(folder)
-    given = load_flow(flow).fitted()
+    given = _flow_for(flow, spec, backend)
     pair = given.quantized(spec)
     found = apart_if_possible(
         partial(pt2qa.reduce, pair, next(iter(measured_on(given))), fault, backend=backend), apart
@@ -349,7 +354,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     from pt2qa._report.html import write_html
 
     make_folder(folder)
-    given = load_flow(flow).fitted()
+    given = _flow_for(flow, spec, backend)
     done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
     pair = done.applied(given.quantized(spec))
     done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
