@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pt2qa._report.base import Report
 from pt2qa._report.merging import merge
-from pt2qa._report.prose import Note
+from pt2qa._report.notes import Note
 from pt2qa.errors import BatchError, Pt2qaError, RankError
 
 P = ParamSpec("P")

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 import pt2qa
 from pt2qa import Target
-from pt2qa._report.prose import Note
+from pt2qa._report.notes import Note
 from pt2qa._report.rows import columns_of
 from pt2qa.cli import main
 from pt2qa.cli.program import Lasting

@@ -11,7 +11,7 @@ from pt2qa._bad_cases.case_metrics import FLIPS, OutputPair, Scores
 from pt2qa._bad_cases.predictions import NOTHING, Prediction
 from pt2qa._bad_cases.report import CaseRow, LabelCounts, Ranking, StoredCase, key_of
 from pt2qa._report.merging import numbered_on
-from pt2qa._report.prose import Note, joined_notes, notes_without
+from pt2qa._report.notes import Note, joined_notes, notes_without
 from pt2qa._report.rows import Count
 from pt2qa._report.set_apart import InputRange, SetApart, added
 from pt2qa._report.sums import FIRST, Array, Mergeable, merged_each, pack, settings_of, unpack

@@ -21,7 +21,8 @@ from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
 from pt2qa._ranks import alone, in_step
-from pt2qa._report.prose import Note, few
+from pt2qa._report.notes import Note
+from pt2qa._report.prose import few
 from pt2qa._simulator.accumulate import accumulate, peeked, refuse_empty
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data, Mask

@@ -16,12 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+import timeit
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -169,11 +168,7 @@ def seconds_of(program: Any, inputs: Sequence[Any]) -> float:
     """What a batch takes where the program runs, without what passes between processes: the shortest of three runs."""
     if hasattr(program, "seconds"):
         return float(program.seconds(inputs))
-    begins = []
-    for _ in range(3):
-        begins.append(time.perf_counter())
-        program.run_alone(inputs)
-    return min(end - begin for begin, end in pairwise([*begins, time.perf_counter()]))
+    return min(timeit.repeat(lambda: program.run_alone(inputs), number=1, repeat=3))
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:

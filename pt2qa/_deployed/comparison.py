@@ -27,7 +27,8 @@ from pt2qa._exclusion import computes
 from pt2qa._graph.agreement import name_of_dtype
 from pt2qa._metrics import NoiseSums, differing, noise_sums
 from pt2qa._quantize.pairing import QuantizedPair, identity_of
-from pt2qa._report.prose import few, notes_without
+from pt2qa._report.notes import notes_without
+from pt2qa._report.prose import few
 from pt2qa._report.rows import Unpaired
 from pt2qa._report.set_apart import SetApart, as_fields
 from pt2qa._report.sums import EACH, FIRST, LARGEST, Mergeable

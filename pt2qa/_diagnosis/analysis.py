@@ -25,7 +25,8 @@ from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
 from pt2qa._repair.methods import methods_named
 from pt2qa._report.base import Report
-from pt2qa._report.prose import Note, counted
+from pt2qa._report.notes import Note
+from pt2qa._report.prose import counted
 from pt2qa._simulator.batches import Batch
 from pt2qa._simulator.data import Data, Mask
 from pt2qa._trials.judge import Judge

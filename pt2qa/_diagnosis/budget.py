@@ -19,7 +19,7 @@ from pt2qa._diagnosis.projected import Method, SiteNoises, site_noises, together
 from pt2qa._graph.handles import op_of
 from pt2qa._graph.internals.torch import HigherOrderOperator, pytree
 from pt2qa._quantize.pairing import QuantizedPair, identity_of
-from pt2qa._report.prose import joined_notes
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa._sensitivity.roundings import InSeries, Rounding, Variant, clamping, own_rounding
 from pt2qa._sensitivity.site_groups import find_site_groups

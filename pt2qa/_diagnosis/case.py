@@ -18,7 +18,7 @@ from pt2qa._diagnosis.projected import SiteNoises, site_noises
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.candidates import Costs, costs_from, costs_of
-from pt2qa._report.prose import stop_if_interrupted
+from pt2qa._report.notes import stop_if_interrupted
 from pt2qa._report.set_apart import SetApart
 from pt2qa._sensitivity.ranges import Observed, observe
 from pt2qa._sensitivity.roundings import INTEGERS, Variant, fitted, fitted_by_channel, fitted_weight, own_rounding

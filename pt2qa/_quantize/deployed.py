@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 
 from pt2qa._graph.handles import copy_nodes, op_of
 from pt2qa._graph.internals.nodes import VALUE
-from pt2qa._report.prose import Note, counted
+from pt2qa._report.notes import Note
+from pt2qa._report.prose import counted
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.slice_ops import choose_qparams_per_slice, dequantize_per_slice, quantize_per_slice
 from pt2qa.plugins.registry import of_backend

@@ -39,7 +39,7 @@ from pt2qa._graph.matching import with_common_handles
 from pt2qa._graph.subclasses import refuse_subclasses, subclasses_in, with_tensors
 from pt2qa._quantize.calibration import without
 from pt2qa._quantize.deployed import deployed_note, sliced_inputs, with_slices
-from pt2qa._report.prose import notes_without
+from pt2qa._report.notes import notes_without
 from pt2qa._report.rows import Environment, Unpaired
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch

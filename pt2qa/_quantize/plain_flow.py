@@ -36,7 +36,7 @@ from pt2qa._printable import clean_lines
 from pt2qa._quantize.calibration import Call, read_calls
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._ranks import active
-from pt2qa._report.prose import Note
+from pt2qa._report.notes import Note
 from pt2qa._report.rows import Environment
 from pt2qa._simulator.batches import as_batch, flatten_batch
 from pt2qa._simulator.data import Data

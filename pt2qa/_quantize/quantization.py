@@ -30,7 +30,8 @@ from pt2qa._quantize.checks import check_prepared, check_runs, refuse_float64, r
 from pt2qa._quantize.deployed import difference_note, sliced_inputs
 from pt2qa._quantize.pairing import QuantizedPair, Recipe
 from pt2qa._ranks import everywhere, first_anywhere, in_step
-from pt2qa._report.prose import Note, few, notes_without
+from pt2qa._report.notes import Note, notes_without
+from pt2qa._report.prose import few
 from pt2qa._simulator import quant_ops
 from pt2qa._simulator.batches import Batch, buffers_kept, written_buffers
 from pt2qa._simulator.data import Data

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from pt2qa._report.base import Report
-from pt2qa._report.prose import joined_notes
+from pt2qa._report.notes import joined_notes
 from pt2qa._report.rows import takes_custom
 from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.storage import kinds

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from pt2qa import __version__
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.prose import KINDS, Note
+from pt2qa._report.notes import KINDS, Note
 from pt2qa._report.rows import (
     CUSTOM,
     Column,

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 from pt2qa._ambient import torch_defaults
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._ranks import NoBatchError, NoNumberError, active, everywhere, first_anywhere, over_ranks
-from pt2qa._report.prose import Note, counted, few
+from pt2qa._report.notes import Note
+from pt2qa._report.prose import counted, few
 from pt2qa._report.set_apart import InputRange, SetApart, about_faults, added
 from pt2qa._report.sums import QUANTIZATION
 from pt2qa._sensitivity.costs import CLEARLY, Costs, Survey, estimate, survey

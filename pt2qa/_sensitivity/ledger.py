@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pt2qa._decibels import summed
-from pt2qa._report.prose import Note, counted, joined_notes, notes_without
+from pt2qa._report.notes import Note, joined_notes, notes_without
+from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import SetApart, added
 from pt2qa._report.sums import Sums, pack, settings_of, unpack
 from pt2qa._sensitivity.metrics import OutputMetric

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from pt2qa._ranks import NoBatchError, NoNumberError
-from pt2qa._report.prose import Note, counted
+from pt2qa._report.notes import Note
+from pt2qa._report.prose import counted
 from pt2qa._report.set_apart import EMPTY, DataHealth, InputRange, SetApart
 from pt2qa._simulator import op_rules
 from pt2qa._simulator.batches import Batch, count_samples, flat_outputs

@@ -13,7 +13,7 @@ import click
 
 import pt2qa
 from pt2qa._report.atomic import make_folder, write_atomic
-from pt2qa._report.prose import stop_if_interrupted
+from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import Flow, measured_on, own_part
 from pt2qa.cli.group import DEBUG, Failure, main, plan_in, say, say_next, write

@@ -19,7 +19,8 @@ from pt2qa._check.report import SEVERITIES
 from pt2qa._diagnosis.report import explained
 from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.base import Report, write_text
-from pt2qa._report.prose import number, stop_if_interrupted, wrap
+from pt2qa._report.notes import stop_if_interrupted
+from pt2qa._report.prose import number, wrap
 from pt2qa._report.table import screen_width
 from pt2qa.cli import options, outcome
 from pt2qa.cli.analyzing import unusable

@@ -160,7 +160,9 @@ def load_flow(where: str) -> Flow:
     plan = values["overrides"]
     if plan is not None and not isinstance(plan, pt2qa.OverridePlan):
         plan = plan_in(path.parent / plan)
-    labelled = values["targets_of"] and _labelled(given if same else other, where, inputs_of, values["targets_of"], fit)
+    labelled = values["targets_of"] and _labelled(
+        given if same else other, f"{where}: targets_of", inputs_of, values["targets_of"], fit
+    )
     more = values["dynamic_shapes"], metric, values["target"], values["mask"], values["classes"], plan, labelled
     flow = Flow(
         values["model"], args, kwargs, batches, evaluation, *more, as_deployed=values["as_deployed"] is not False
@@ -335,11 +337,7 @@ def _batches(batches: Any, where: str, inputs_of: Callable[[Any], Any] | None, f
     if length_hint(batches, 1) == 0:
         raise FlowError(f"{where}: got an empty {_kind(batches)}, expected at least one batch")
     given = Inputs(batches, inputs_of or (lambda item: item))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            first = list(itertools.islice(given, 1))
-    except Exception as error:
-        raise FlowError(f"{where}: the first item fails: {_kind(error)}: {error}") from error
+    first = _first(given, where)
     say(*(f"{where}: {line}" for item in first for line in fit.said_of(item)))
     if all(fit(item) is item for item in first):
         return batches if inputs_of is None else Inputs(batches, inputs_of)
@@ -352,15 +350,20 @@ def _labelled(
     items: Any, where: str, inputs_of: Callable[[Any], Any] | None, targets_of: Callable[[Any], Any], fit: Fit
 ) -> Inputs:
     """The batches of a loader with their labels."""
+    given = Inputs(items, lambda item: (fit(item if inputs_of is None else inputs_of(item)), targets_of(item)))
+    _first(given, where)
+    return given
+
+
+def _first(given: Inputs, where: str) -> list[Any]:
+    """The first item, in a list; reading it draws none of the caller's random numbers."""
     import torch
 
-    given = Inputs(items, lambda item: (fit(item if inputs_of is None else inputs_of(item)), targets_of(item)))
     try:
         with torch.random.fork_rng(devices=[]):
-            next(iter(given))
+            return list(itertools.islice(given, 1))
     except Exception as error:
-        raise FlowError(f"{where}: targets_of: the first item fails: {_kind(error)}: {error}") from error
-    return given
+        raise FlowError(f"{where}: the first item fails: {_kind(error)}: {error}") from error
 
 
 def _kind(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pt2qa._report.prose import stop_if_interrupted
+from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import outcome
 from pt2qa.cli.group import InputFile, OutputFile, write
 

@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 import pt2qa
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import site_noises
-from pt2qa._report.prose import Note, kind_of
+from pt2qa._report.notes import Note, kind_of
 from pt2qa._trials.judge import Judge
 from pt2qa.report import Diagnosis
 from tests.check.quantizers import every

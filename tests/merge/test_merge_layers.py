@@ -19,7 +19,7 @@ from torch import Tensor
 import pt2qa
 from pt2qa._layers.sums import Totals
 from pt2qa._metrics import error_sums
-from pt2qa._report.prose import Note
+from pt2qa._report.notes import Note
 from pt2qa._report.sums import pack, settings_of, unpack
 from pt2qa.cli import main
 from pt2qa.report import LayerReport

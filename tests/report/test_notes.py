@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import pt2qa
-from pt2qa._report.prose import Note, joined_notes, kind_of, notes_without, stop_if_interrupted
+from pt2qa._report.notes import Note, joined_notes, kind_of, notes_without, stop_if_interrupted
 from pt2qa.errors import ReportError
 from tests.report.test_earlier_files import V0_2_0
 from tests.report.test_report_storage import content
