@@ -81,6 +81,8 @@ def test_what_cannot_be_passed_is_refused_and_commands_go_on_without(
     told = "cannot be passed to a process of its own: "
     with pytest.raises(DeploymentError, match=told):
         pt2qa.compare_deployed(pair, [X], backend=Local(), apart=True, progress=False)
+    with pytest.raises(DeploymentError, match=told):  # no failure of one runtime of several, which would be listed
+        pt2qa.compare_runtimes(pair, [X], {"here": Interpreted(), "local": Local()}, apart=True, progress=False)
     compare = functools.partial(pt2qa.compare_deployed, pair, [X], backend=Local(), progress=False)
     assert apart_if_possible(compare, True).rows == compare().rows
     assert told in capsys.readouterr().err
