@@ -212,9 +212,10 @@ class _Noises(Tally):
         self._exact()
 
     def _projected(self, projection: Projection) -> None:
-        # By content, so that a batch has the same vectors in whichever run it is; equal batches have different ones.
+        # By content, so that a batch has the same vectors in whichever run it is: n equal ones have n² its variance.
         content = int(digest_of(self.counted.inputs(self.values))[:12], 16)
-        started = projection.start(self.values, content + self.content[content], self.counted)
+        started = projection.start(self.values, content, self.counted)
+        more = 2 * self.content[content] + 1
         self.content[content] += 1
         # Gradients are computed on the reference, in its own memory layouts.
         returned = self.verification.run(lambda: Outputs(started.returned, self.quantized(self.values)), self.values)
@@ -227,7 +228,8 @@ class _Noises(Tally):
             noise, variance = started.together()
             if self.projections is None and variance > (SURE * noise) ** 2:
                 started.project(MOST - started.projections, scales)
-            found = {key: started.noise([key]) for key in self._keys()}
+            own = {key: started.noise([key]) for key in self._keys()}
+            found = {key: (noise, more * variance) for key, (noise, variance) in own.items()}
             self.most = max(self.most, started.projections)
             self.reached |= started.reached
             # More than all sites make together: the error is too large for a gradient, or others cancel it.
