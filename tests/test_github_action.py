@@ -44,7 +44,7 @@ def run(folder: Path, branch: str, **given: str) -> tuple[list[int], str]:
             continue
         if "run" not in step or (any(codes) and "always()" not in condition):
             continue
-        filled = {
+        filled = {"GITHUB_OUTPUT": str(folder / "outputs.txt")} | {
             name: re.sub(r"\$\{\{ (.+?) \}\}", lambda found: known[found[1]], value)
             for name, value in step.get("env", {}).items()
         }
@@ -78,12 +78,12 @@ def test_a_model_that_got_worse_fails_and_the_comment_says_what_changed(
     flow.write_text(FLOW.replace("LARGEST", "0.1"), encoding="utf-8")
     given = {"flow": "flow.py:flow", "quantizer": "xnnpack:per_channel=false", "require": "sqnr>=5\nsamples==16\n"}
     codes, printed = run(folder, "main", **given)
-    assert codes == [0, 0, 0], printed
+    assert codes == [0, 0, 0, 0], printed
     assert list((folder / "pt2qa-main").glob("*-layers.safetensors"))
     assert not (folder / "gh-arguments.txt").exists()
     flow.write_text(FLOW.replace("LARGEST", "30.0"), encoding="utf-8")
     codes, printed = run(folder, "change", **given)
-    assert codes == [0, 1, 0], printed
+    assert codes == [0, 0, 1, 0], printed
     assert "::error title=" in printed
     comment = (folder / "pt2qa-comment.md").read_text(encoding="utf-8")
     assert comment.startswith("### int8 with xnnpack:per_channel=false\n```text\nSequential")
@@ -97,6 +97,11 @@ def test_a_model_that_got_worse_fails_and_the_comment_says_what_changed(
 def test_the_first_run_has_nothing_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "quantizers"))))
     (folder / "flow.py").write_text(FLOW.replace("LARGEST", "0.1"), encoding="utf-8")
-    codes, printed = run(folder, "change", flow="flow.py:flow", quantizer="xnnpack")
-    assert codes == [0, 0, 0], printed
+    codes, printed = run(folder, "change", flow="flow.py:flow", quantizer="xnnpack:per_channel=false,mode=static")
+    assert codes == [0, 0, 0, 0], printed
+    assert (folder / "outputs.txt").read_text(encoding="utf-8") == (
+        "key=pt2qa-main-flow.py-flow-xnnpack-per_channel=false-mode=static-\n"
+    )
+    kept = [step["with"]["key"] for step in ACTION["runs"]["steps"] if "cache" in step.get("uses", "")]
+    assert kept == ["${{ steps.kept.outputs.key }}${{ github.sha }}"] * 2
     assert "4 layers, 2 batches (16 samples)" in (folder / "pt2qa-comment.md").read_text(encoding="utf-8")
