@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, Literal
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.fx.graph import CodeGen
 
+from pt2qa.cli import main, options
 from pt2qa.errors import PluginError
 from pt2qa.plugins import (
     BACKENDS,
@@ -342,6 +345,17 @@ def test_a_backend_whose_packages_are_absent_names_its_extra(monkeypatch: pytest
     assert pt2qa_arm.PLUGIN.backend.missing() == absent
     graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
     assert told(lambda: pt2qa_arm.PLUGIN.build(graph, qat=False)) == f"quantizer 'tosa': {absent}"
+    assert f"quantizer 'tosa': {absent}" in CliRunner().invoke(main, ["quantizers"]).stderr
+    taken: list[tuple[str, ...]] = []
+
+    @click.command()
+    @options.quantizers
+    def command(specs: tuple[str, ...]) -> None:
+        taken.append(specs)
+
+    for arguments in ([], ["-q", "tosa"]):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert taken == [tuple(sorted({*available()} - {"tosa"})), ("tosa",)]
 
 
 def test_a_value_that_an_op_in_place_changes_is_returned_as_it_was_made() -> None:

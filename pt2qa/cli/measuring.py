@@ -261,7 +261,8 @@ def quantizers(chosen: str | None, width: int | None) -> None:
     if not found and not broken:
         click.echo("no quantizer is installed: no package has an entry point in the group pt2qa.quantizers")
         return
-    for reason in broken.values():
+    without = {name: missing for name, plugin in found.items() if (missing := getattr(plugin, "missing", str)())}
+    for reason in (*broken.values(), *(f"quantizer {name!r}: {missing}" for name, missing in without.items())):
         click.echo(reason, err=True)
     if not found:
         return

@@ -22,7 +22,8 @@ def _known(context: click.Context, parameter: click.Parameter, given: str | Sequ
     """The quantizer that was given; of several each once, or all that are installed."""
     from pt2qa.plugins import available, resolve
 
-    chosen = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given)) or tuple(sorted(available()))
+    installed = (name for name, plugin in sorted(available().items()) if not getattr(plugin, "missing", str)())
+    chosen = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given)) or tuple(installed)
     if not chosen:
         raise click.UsageError("no quantizer is installed and none was given with -q")
     for spec in chosen:

@@ -35,6 +35,8 @@ class QuantizerPlugin(Protocol):
       for each row. :meth:`pt2qa.QuantizedPair.as_deployed` computes so.
     - ``int32_bias: ClassVar[bool]``: whether kernels with static scales add biases to 32-bit integer sums, which a bias
       can exceed, and not to float ones.
+    - ``missing() -> str``: why it cannot quantize here, such as packages that are not installed; empty if it can.
+      Commands that take all installed quantizers leave it out.
     - ``takes() -> tuple[str, ...]``: the op types that it quantizes with these options, for the error message if a
       model has none.
     - ``unsupported_reason(kind, node) -> str``: why an op cannot take an edit (``dynamic``, ``int8``, ``int16``,

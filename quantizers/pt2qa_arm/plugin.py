@@ -51,13 +51,17 @@ class TOSA:
         """What lowers its graphs: for the same specification."""
         return TOSABackend(specification=self.specification)
 
+    def missing(self) -> str:
+        """Why it cannot quantize here; empty if it can."""
+        return self.backend.missing()
+
     def build(self, graph: GraphModule, *, qat: bool) -> Any:
         """The configured quantizer; see :class:`pt2qa.plugins.QuantizerPlugin`.
 
         Raises:
             PluginError: a package that ExecuTorch's quantizer needs is not installed.
         """
-        if missing := self.backend.missing():
+        if missing := self.missing():
             raise PluginError(f"quantizer 'tosa': {missing}")
         from executorch.backends.arm import quantizer
         from executorch.backends.arm.tosa import TosaSpecification
