@@ -122,17 +122,20 @@ def diff(old: Path, new: Path, printing: options.Printing, **asked: Any) -> None
 def history(reports: Sequence[Path], by: str | None, page: Path | None, printing: options.Printing) -> None:
     """Show how report files of one kind changed from build to build, oldest first.
 
-    Builds are called by their folder, or by the file where a folder has several. For each: the number of the whole
-    report, how many rows got worse and better, the row that lost most, and what else changed, such as a version; then
-    what changed from the first to the last, worst first.
+    Of a folder, its report of the layers is read. Builds are called by their folder, or by the file where a folder has
+    several. For each: the number of the whole report, how many rows got worse and better, the row that lost most, and
+    what else changed, such as a version; then what changed from the first to the last, worst first.
 
     \b
+      pt2qa history reports/*/
       pt2qa history builds/*/xnnpack-layers.safetensors
       pt2qa history builds/*/deployed.safetensors --by outputs.deployed_sqnr --html history.html
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     from pt2qa import report
     from pt2qa._report.html import write_html
 
+    layers = [[*path.glob("*layers.safetensors")] for path in reports]
+    reports = [each[0] if len(each) == 1 else path for path, each in zip(reports, layers, strict=True)]
     folders = [path.resolve().parent.name for path in reports]
     alone = len({*folders}) == len(folders)
     found = {(name if alone else str(path)): report.load(path) for name, path in zip(folders, reports, strict=True)}

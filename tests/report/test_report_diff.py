@@ -491,6 +491,12 @@ def test_builds_are_called_by_their_folder_or_by_the_file(layers, newer, tmp_pat
     assert [each.name for each in load(kept).builds] == ["1", "2", "3"]
     assert load(kept) == history({"1": layers, "2": newer, "3": layers})
     assert [each["table"] for each in load(kept).charts(())] == ["builds"]
+    newer.save(tmp_path / "1" / "weights.safetensors")
+    of_folders = CliRunner().invoke(main, ["history", *(str(file.parent) for file in files), "--width", "200"])
+    assert of_folders.stdout == result.stdout
+    newer.save(tmp_path / "1" / "other-layers.safetensors")
+    refused = CliRunner().invoke(main, ["history", str(tmp_path / "1"), str(files[1])])
+    assert "1: is a folder; give one report in it, such as layers.safetensors" in refused.stderr
     newer.save(tmp_path / "1" / "other.safetensors")
     both = CliRunner().invoke(main, ["history", str(files[0]), str(tmp_path / "1" / "other.safetensors"), "--json"])
     assert [each["name"] for each in json.loads(both.stdout)["reports"][0]["tables"]["builds"]] == [
