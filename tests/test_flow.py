@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pt2qa.cli.flow import Inputs, load_flow, part_of
-from pt2qa.errors import FlowError
+from pt2qa.errors import BatchError, FlowError
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 3).eval()\nx = torch.zeros(4, 2)\n"
 HEAD += "given = dict(model=model, example_inputs=x, batches=[x])\n"
@@ -118,6 +118,7 @@ ROWS = "rows = [dict(input=[i, 1], label=i) for i in range(3)]\n"
         (f"{ROWS}return model, dict(input=x), rows", [(1, 2)] * 3, "left out: label"),
         (f"{ROWS}return model, dict(input=x), [(row, 1) for row in rows]", [(1, 2)] * 3, "left out: label"),
         ("return model, x, [x.double().numpy()]", [(4, 2)], ""),
+        ("return model, x, torch.utils.data.DataLoader(x.double().numpy(), 4)", [(4, 2)], ""),
         ("return model, (x,), [[x.int().numpy(), x, x]]", [(4, 2)], "left out: the last 2 values"),
     ],
 )  # fmt: skip
@@ -145,6 +146,13 @@ def test_sizes_that_vary_are_dynamic(flow, capsys):
     assert list(named.dynamic_shapes) == ["input"]
     assert flow("return given").fitted().dynamic_shapes is None
     assert flow("return given | dict(evaluation=[x[:3]], dynamic_shapes=())").fitted().dynamic_shapes == ()
+
+
+def test_batches_of_another_dtype_are_no_other_size(flow):
+    loaded = flow("return model, x, [x.to(torch.uint8), x[:2].to(torch.uint8)]").fitted()
+    assert loaded.sizes is None
+    with pytest.raises(BatchError, match=r"has dtype torch\.uint8; captured with torch\.float32"):
+        loaded.quantized("xnnpack")
 
 
 def test_reading_sizes_draws_no_random_numbers(flow):

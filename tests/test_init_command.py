@@ -187,3 +187,79 @@ def test_models_of_a_package_come_with_their_weights(run: Callable[..., Any], mo
     assert (
         "timm.create_model('small', pretrained=True) fails: ModuleNotFoundError" in run("timm:small", "--force").stderr
     )
+
+
+def test_arrays_of_numpys_own_dtype_become_the_models(run: Callable[..., Any]) -> None:
+    x = np.random.default_rng(0).random((40, 4))
+    np.savez("data.npz", x=x, y=np.arange(40) % 3)
+    assert run("own_net.py", "--data", "data.npz").exit_code == 0
+    flow = load_flow("flow.py")
+    rows = torch.cat([*flow.batches, *flow.evaluation])
+    assert torch.equal(rows.sort(0).values, torch.from_numpy(x).float().sort(0).values)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model."])
+def test_weights_under_the_name_of_a_wrapper_are_loaded(run: Callable[..., Any], prefix: str) -> None:
+    weights = {f"part.linear.{name}": torch.ones(size) for name, size in (("weight", (3, 4)), ("bias", (3,)))}
+    torch.save({"state_dict": {prefix + name: value for name, value in weights.items()}}, "net.pt")
+    result = run("net.pt", "--model", "own_net.py")
+    assert result.exit_code == 0, result.output
+    assert all(torch.equal(value, weights[name]) for name, value in load_flow("flow.py").model.state_dict().items())
+
+
+def test_a_file_with_more_than_weights_is_not_run(run: Callable[..., Any]) -> None:
+    torch.save(nn.Linear(4, 3), "whole.pt")
+    assert (
+        "pt2qa: whole.pt holds more than weights, and reading that could run code: give the file that "
+        "torch.save(model.state_dict(), FILE) writes" in run("whole.pt", "--model", "own_net.py").stderr
+    )
+
+
+class Columns(torch.utils.data.Dataset[dict[str, Any]]):
+    """Named as a Hugging Face dataset names its columns, and in its form."""
+
+    def __init__(self, tensors: bool = False) -> None:
+        self.tensors = tensors
+
+    def with_format(self, kind: str) -> Columns:
+        return Columns(kind == "torch")
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        row = [float(at)] * 4
+        return {"image": torch.tensor(row) if self.tensors else row, "file": f"{at}.png", "label": at % 3}
+
+
+def test_columns_that_forward_does_not_name_go_by_position(run: Callable[..., Any]) -> None:
+    sys.modules["columns"] = types.ModuleType("columns")
+    sys.modules["columns"].rows = Columns()  # type: ignore[attr-defined]
+    try:
+        result = run("own_net.py", "--data", "columns:rows")
+        assert result.exit_code == 0, result.output
+        flow = load_flow("flow.py")
+        assert flow.labelled is not None
+        for batch, label in flow.labelled:
+            assert (batch == batch[:, :1]).all()
+            assert torch.equal(batch[:, 0] % 3, label.float())
+    finally:
+        del sys.modules["columns"]
+
+
+def test_columns_that_forward_lacks_are_left_out(run: Callable[..., Any]) -> None:
+    Path("own_net.py").write_text(NET.replace('"label": at', '"id": at, "label": at'), encoding="utf-8")
+    assert run("own_net.py:Net", "--data", "own_net.py:named").exit_code == 0
+    assert list(load_flow("flow.py").kwargs) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["net.pt2"], "net.pt2 is no Python module, and no file or folder that pt2qa init takes for the model"),
+        (["own_net.py", "--data", "pictures"], "pictures is no Python module, and no file or folder that"),
+        (["own_net.py", "--data", "gone.npz"], "gone.npz: no such file"),
+    ],
+)
+def test_what_is_not_there_is_said_plainly(run: Callable[..., Any], given: list[str], says: str) -> None:
+    assert f"pt2qa: {says}" in run(*given).stderr

@@ -55,8 +55,8 @@ class Part:
 class Fit:
     """Gives an item the form of the example inputs: without labels, in tensors, and one sample as a batch of 1.
 
-    Numbers, lists and NumPy arrays become tensors of the example's dtype, but integers never become floats: whether
-    pictures of 0 to 255 must be scaled is for the flow to say.
+    Numbers, lists, NumPy arrays and float64 become tensors of the example's dtype, but integers never become floats:
+    whether pictures of 0 to 255 must be scaled is for the flow to say.
 
     >>> import numpy
     >>> fit = Fit((torch.zeros(4, 3),), {})
@@ -114,11 +114,13 @@ def _tensor(value: Any, example: Any) -> Any:
 
     if not isinstance(example, torch.Tensor):
         return value
-    if not isinstance(value, torch.Tensor):
+    made = not isinstance(value, torch.Tensor)
+    if made:
         try:
             value = torch.tensor(np.asarray(value))
         except (TypeError, ValueError):
             return value  # the capture names what it is
+    if made or value.dtype == torch.float64:  # what a DataLoader makes of NumPy arrays
         alike = value.is_floating_point() == example.is_floating_point()
         if alike and (value.is_floating_point() or torch.promote_types(value.dtype, example.dtype) == example.dtype):
             value = value.to(example.dtype)
@@ -183,14 +185,16 @@ def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any], loaders: Iterable[It
     def shapes(call: Any) -> list[tuple[str, tuple[int, ...]]]:
         return [(leaf, tuple(getattr(value, "shape", ()))) for leaf, value in leaf_names(*call)]
 
+    def forms(call: Any) -> list[tuple[Any, ...]]:
+        return [(leaf, getattr(value, "dtype", None), getattr(value, "ndim", 0)) for leaf, value in leaf_names(*call)]
+
     first = shapes((args, kwargs))
     found: dict[tuple[tuple[str, tuple[int, ...]], ...], Any] = {tuple(first): (args, kwargs)}
     with torch.random.fork_rng(devices=[]):
         for batch in itertools.chain.from_iterable(loaders):
             call = as_call(batch)
-            given = shapes(call)
-            if [(leaf, len(shape)) for leaf, shape in given] == [(leaf, len(shape)) for leaf, shape in first]:
-                found.setdefault(tuple(given), call)
+            if forms(call) == forms((args, kwargs)):
+                found.setdefault(tuple(shapes(call)), call)
     axes: dict[tuple[str, int], set[int]] = {}
     for position, (leaf, shape) in enumerate(first):
         for axis in range(len(shape)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
+import pickle
 import re
 import sys
 from collections.abc import Mapping
@@ -183,11 +184,26 @@ class _Draft:
         """The expression for the weights in a file, which may hold them under a name."""
         if file.endswith(".safetensors"):
             self.imports.add("from safetensors.torch import load_file")
-            return f"load_file({file!r})"
-        loaded = f"torch.load({file!r}, map_location='cpu', weights_only=True)"
-        nested = [key for key, value in self.value(loaded).items() if isinstance(value, Mapping)]
+            made = f"load_file({file!r})"
+        else:
+            made = f"torch.load({file!r}, map_location='cpu', weights_only=True)"
+        try:
+            found = self.value(made)
+        except FlowError as error:
+            if not isinstance(error.__cause__, pickle.UnpicklingError):
+                raise
+            raise FlowError(
+                f"{file} holds more than weights, and reading that could run code: give the file that "
+                "torch.save(model.state_dict(), FILE) writes"
+            ) from error
+        nested = [key for key, value in found.items() if isinstance(value, Mapping)]
         first = next((key for key in nested if "state" in key or key == "model"), None)
-        return loaded if first is None else f"{loaded}[{first!r}]"
+        if first is not None:
+            made, found = f"{made}[{first!r}]", found[first]
+        prefix = next(iter(found), "").partition(".")[0] + "."  # of DataParallel, torch.compile, Lightning
+        if found.keys().isdisjoint(self.net.state_dict()) and all(name.startswith(prefix) for name in found):
+            made = f"{{name.removeprefix({prefix!r}): value for name, value in {made}.items()}}"
+        return made
 
     def named(self, what: str, wanted: str) -> str:
         """The expression for FILE.py:NAME or package.module:NAME, which is called if it is a class or a function."""
@@ -200,7 +216,15 @@ class _Draft:
             self.folders.append(str(folder))
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-        found = self.value(f"import {module}", module)
+        try:
+            found = self.value(f"import {module}", module)
+        except FlowError as error:
+            missing = getattr(error.__cause__, "name", None)
+            if missing is None or not f"{module}.".startswith(f"{missing}."):
+                raise  # it is what the module imports that is missing, or fails
+            raise FlowError(
+                f"{source} is no Python module, and no file or folder that pt2qa init takes for {wanted}"
+            ) from error
         name = name or _model_in(found, source)
         if not hasattr(found, name):
             raise FlowError(f"{source} has no {name!r} for {wanted}; it has {near_names(name, _public(found))}")
@@ -218,10 +242,16 @@ class _Draft:
             lines = self._pictures(source, size)
         else:
             made = self.named(source, "the data")
-            loader = hasattr(self.value(made), "dataset")
-            lines = [f"{made}.dataset" if loader else made]
+            found = self.value(made)
+            tensors = ".with_format('torch')" if hasattr(found, "with_format") else ""  # of Hugging Face
+            lines = [f"{made}.dataset" if hasattr(found, "dataset") else made + tensors]
         samples = self.value(*lines)
-        self.parts |= {"lines": lines[:-1], "samples": lines[-1], "random": source is None, **_parts_of(samples[0])}
+        self.parts |= {
+            "lines": lines[:-1],
+            "samples": lines[-1],
+            "random": source is None,
+            **_parts_of(samples[0], self.net),
+        }
         classes = getattr(samples, "classes", ())  # of a folder of pictures
         self.parts["classes"] = classes
         if classes:
@@ -255,8 +285,12 @@ class _Draft:
         import numpy as np
 
         self.imports |= {"import numpy as np", "from torch.utils.data import TensorDataset"}
-        names = sorted(np.load(file).files, key=lambda name: name.lower() in _LABELS)
-        each = ", ".join(f"torch.from_numpy(arrays[{name!r}])" for name in names)
+        if not Path(file).is_file():
+            raise FlowError(f"{file}: no such file")
+        arrays = np.load(file)
+        names = sorted(arrays.files, key=lambda name: name.lower() in _LABELS)
+        parts = {name: f"torch.from_numpy(arrays[{name!r}])" for name in names}
+        each = ", ".join(made + ".float()" * (arrays[name].dtype == "float64") for name, made in parts.items())
         return [f"arrays = np.load({file!r})", f"TensorDataset({each})"]
 
     def _pictures(self, folder: str, size: str | None) -> list[str]:
@@ -296,14 +330,26 @@ def _model_in(module: Any, source: str) -> str:
     return _asked(f"{source}:NAME", f"which name in {source} is the model ({has})").rpartition(":")[2]
 
 
-def _parts_of(item: Any) -> dict[str, Any]:
-    """Where the inputs and the label are in an item."""
+def _parts_of(item: Any, net: Any) -> dict[str, Any]:
+    """Where the inputs and the label are in an item.
+
+    Entries that forward has no arguments for are left out; where it has none for any of them, they go by position.
+    """
     import torch
 
     if isinstance(item, Mapping):
         labels = [str(name) for name in item if str(name).lower() in _LABELS]
-        inputs = ", ".join(f"{name!r}: item[{name!r}]" for name in item if name not in labels)
-        return {"inputs": f"{{{inputs}}}", "named": True, "label": labels and f"item[{labels[0]!r}]"}
+        given = [str(name) for name in item if name not in labels]
+        taken = inspect.signature(net.forward).parameters
+        rest = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        known = [name for name in given if rest or name in taken]
+        label = labels and f"item[{labels[0]!r}]"
+        if known:
+            inputs = ", ".join(f"{name!r}: item[{name!r}]" for name in known)
+            return {"inputs": f"{{{inputs}}}", "named": True, "label": label}
+        needed = sum(each.default is each.empty for each in taken.values())
+        inputs = ", ".join(f"item[{name!r}]" for name in given[:needed])
+        return {"inputs": inputs if needed == 1 else f"({inputs})", "named": False, "label": label}
     if not isinstance(item, tuple | list):
         return {"inputs": "item", "named": False, "label": ""}
     label = item[-1]
