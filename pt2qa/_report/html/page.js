@@ -1,15 +1,27 @@
 "use strict";
 // Puts tables and charts into their sections, and follows the address: report.html#sort=sqnr&filter=conv&theme=dark
-// with table=<report>.<field>, such as report-2.rows, where it is not the first table; order=desc; all=1.
+// and order=desc, all=1, table=<report>.<field>, such as report-2.rows, and row=<name or number> to open a row. Without
+// table, it is the first one with that column and, if it is to be filtered, with a filter. What one does is written there.
 
 const tables = {};
 
 function followAddress() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   if (wanted.has("theme")) useTheme((chosen = wanted.get("theme")));
-  const table = tables[wanted.get("table")] || Object.values(tables)[0]; // of the first section that has one
-  if (!table || !["sort", "filter", "all"].some(key => wanted.has(key))) return;
-  table.show({ sort: wanted.get("sort") || "", descending: wanted.get("order") === "desc", filter: wanted.get("filter") || "", all: wanted.get("all") === "1" });
+  const sort = wanted.get("sort") || "", row = wanted.get("row");
+  const fits = table => (["", "worst", "graph"].includes(sort) || table.column(sort)) && !(wanted.has("filter") && table.search.hidden);
+  const table = tables[wanted.get("table")] || Object.values(tables).find(fits);
+  if (!table || !["sort", "filter", "all", "row"].some(key => wanted.has(key))) return;
+  if (wanted.has("sort") || wanted.has("filter") || wanted.has("all"))
+    table.show({ sort, descending: wanted.get("order") === "desc", filter: wanted.get("filter") || "", all: wanted.get("all") === "1" });
+  if (row !== null && table.numbered(row) !== undefined) table.reveal(table.numbered(row));
+}
+
+function writeAddress(table, row) {
+  const { sort, descending, filter, all } = table.state;
+  const parts = { table: Object.keys(tables).find(key => tables[key] === table), sort, order: descending && "desc", filter, all: all && "1", row, theme: chosen };
+  const address = new URLSearchParams(Object.entries(parts).filter(([, value]) => value));
+  history.replaceState(null, "", `#${address}`);
 }
 
 function drawAll(sections) {
@@ -26,6 +38,7 @@ function drawAll(sections) {
   document.querySelectorAll(".copied").forEach(addCopyButton);
   addEventListener("hashchange", followAddress);
   followAddress();
+  Object.values(tables).forEach(table => (table.changed = row => writeAddress(table, row)));
   document.documentElement.dataset.ready = "true";
 }
 

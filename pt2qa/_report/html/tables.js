@@ -1,5 +1,6 @@
 "use strict";
-// Tables that sort by a click on a column's title and filter by words and limits; a click on a row shows all of it.
+// Tables that sort by a click on a column's title and filter by words and limits; a click on a row, or Enter, shows all
+// of it, and arrows go from row to row.
 // Rows are drawn in portions as one scrolls, so that ten thousand of them cost no more than a hundred; one listener
 // serves a whole table.  A table that one sees at a glance has no filter.
 
@@ -51,6 +52,7 @@ class Table {
   constructor(data, charts, place) {
     this.data = data;
     this.charts = charts;
+    this.changed = () => {};
     this.state = { sort: data.worst ? "worst" : "graph", descending: false, filter: "", all: false };
     this.search = element("input", { type: "search", placeholder: "filter: conv sqnr<20", "aria-label": `filter ${data.title || "rows"}` });
     this.search.hidden = data.size <= GLANCE;
@@ -75,6 +77,7 @@ class Table {
     this.search.addEventListener("input", () => this.show({ filter: this.search.value }));
     this.head.addEventListener("click", event => this.clicked(event));
     this.body.addEventListener("click", event => this.opened(event));
+    this.body.addEventListener("keydown", event => this.pressed(event));
     this.scroll.addEventListener("scroll", () => this.fill());
     this.show({});
   }
@@ -82,8 +85,9 @@ class Table {
   clicked(event) {
     const title = event.target.closest("th");
     if (!title) return;
-    const again = this.state.sort === title.dataset.key;
-    this.show({ sort: title.dataset.key, descending: again && !this.state.descending });
+    const { key } = title.dataset, again = this.state.sort === key;
+    this.show({ sort: key, descending: again && !this.state.descending });
+    [...this.head.querySelectorAll("th")].find(each => each.dataset.key === key).firstChild.focus(); // it was drawn anew
   }
 
   column(key) {
@@ -105,6 +109,7 @@ class Table {
     this.drawn = 0;
     this.fill();
     this.count.textContent = `${filter ? `${this.rows.length} of ` : ""}${this.data.size} ${this.data.size === 1 ? "row" : "rows"}`;
+    this.changed();
   }
 
   title(column) {
@@ -123,7 +128,8 @@ class Table {
 
   portion() {
     const portion = this.rows.slice(this.drawn, this.drawn + PORTION);
-    this.body.append(...portion.map(row => element("tr", { "data-row": row }, ...this.columns.map(column => this.cell(column, row)))));
+    const first = this.drawn === 0 ? portion[0] : -1; // Tab stops there
+    this.body.append(...portion.map(row => element("tr", { "data-row": row, tabindex: row === first ? 0 : -1 }, ...this.columns.map(column => this.cell(column, row)))));
     this.drawn += portion.length;
   }
 
@@ -145,15 +151,35 @@ class Table {
     if (row && getSelection().isCollapsed) this.toggle(row);
   }
 
+  pressed(event) {
+    const rows = [...this.body.querySelectorAll("tr[data-row]")], at = rows.indexOf(event.target);
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (at < 0 || !(step || event.key === "Enter")) return;
+    event.preventDefault();
+    if (!step) this.toggle(event.target);
+    else if (rows[at + step]) rows[at + step].focus();
+  }
+
+  // What the address calls a row: its name or, of a second one of that name, its number.
+  named(index) {
+    const name = this.column("name");
+    return name && name.values.indexOf(name.values[index]) === index ? textOf(name, index) : String(index);
+  }
+
+  numbered(called) {
+    return [...Array(this.data.size).keys()].find(index => this.named(index) === called);
+  }
+
   toggle(row) {
     const after = row.nextElementSibling;
-    if (after && after.className === "detail") return after.remove();
+    if (after && after.className === "detail") return after.remove(), this.changed();
     const index = Number(row.dataset.row);
     const place = element("div", { class: "charts" });
     const said = this.data.columns.filter(column => textOf(column, index) !== "");
     const facts = said.map(column => element("div", {}, element("dt", { title: column.about }, column.key), element("dd", {}, ...this.cell(column, index).childNodes)));
     row.after(element("tr", { class: "detail" }, element("td", { colspan: this.columns.length }, place, element("dl", {}, ...facts))));
     Chart.all(this.charts.filter(chart => chart.row === index), [this], place);
+    this.changed(this.named(index));
   }
 
   // Brings a row into view, with all of it.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -138,6 +140,53 @@ def test_it_follows_the_mouse_and_the_keyboard(opened: Callable[..., str]) -> No
     tip = re.search(r'<div id="tip"[^>]*>(.*?)</div>', dom, re.DOTALL)
     assert tip is not None
     assert tip[1].split("\n") == ["blocks.11/linear", "sqnr: 17.5 dB"]
+
+
+def test_what_one_does_is_in_the_address_which_opens_the_same(opened: Callable[..., str]) -> None:
+    actions = """
+        const first = document.querySelector(".tables");
+        first.querySelector('th[data-key="sqnr"] button').click();
+        first.querySelector('th[data-key="sqnr"] button').click();
+        document.body.dataset.focus = document.activeElement.textContent;
+        const search = first.querySelector("input[type=search]");
+        search.value = "conv sqnr<40";
+        search.dispatchEvent(new Event("input"));
+        const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        first.querySelector("tr[data-row][tabindex='0']").focus();
+        press("ArrowDown");
+        press("Enter");
+        document.body.dataset.address = location.hash;
+    """
+    dom = opened("theme=dark", actions)
+    address = re.search(r'data-address="#([^"]*)"', dom)
+    assert address is not None
+    wanted = html.unescape(address[1])
+    row = column(dom, 0)[1]
+    assert parse_qs(wanted) == {
+        "table": ["report-1.rows"],
+        "sort": ["sqnr"],
+        "order": ["desc"],
+        "filter": ["conv sqnr<40"],
+        "row": [row],
+        "theme": ["dark"],
+    }
+    assert re.findall(r'data-focus="([^"]*)"', dom) == ["SQNR dB"], (
+        "the title stays focused where the table is drawn anew"
+    )
+    again = opened(wanted)
+    assert column(again, 0) == column(dom, 0)
+    assert "3 of 12 rows" in again
+    detail = re.search(r'<tr class="detail">(.*?)</tr>', again, re.DOTALL)
+    assert detail is not None
+    assert f"<dd>{row}</dd>" in detail[1]
+
+
+def test_an_address_without_a_table_is_for_one_that_has_its_column(opened: Callable[..., str]) -> None:
+    dom = opened("sort=isolated_sqnr&filter=conv", reports=[samples.diagnosis(), samples.layers()])
+    bodies = re.findall(r"<tbody>(.*?)</tbody>", dom, re.DOTALL)
+    assert "<tr data-row" in bodies[0], "the causes are all there"
+    assert "4 of 12 rows" in dom
+    assert 'aria-sort="ascending"' in dom
 
 
 def test_an_op_of_the_graph_leads_to_its_row_with_all_its_numbers(opened: Callable[..., str]) -> None:
