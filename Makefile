@@ -73,6 +73,7 @@ help:
 
 demo: $(VENV)/.installed
 	cd "$(ROOT)" && "$(BIN)/python" -m pt2qa fix examples/digits.py:mistaken -q xnnpack -o demo-reports
+	@test -z "$$DISPLAY$$WAYLAND_DISPLAY" -a "$$(uname)" != Darwin || "$(BIN)/python" -m webbrowser -t "$(ROOT)/demo-reports/report.html"
 
 repair: $(VENV)/.zoo
 	cd "$(ROOT)" && "$(BIN)/python" -W ignore examples/efficientnet_lite.py

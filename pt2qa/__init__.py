@@ -6,6 +6,9 @@ saved report (``pt2qa show``) needs neither torch nor a quantizer.
 
 import lazy_loader
 
+from pt2qa._noise import drop
+
+drop()
 __version__ = "0.2.0"
 
 _imported, _, _names = lazy_loader.attach_stub(__name__, __file__)

@@ -801,6 +801,23 @@ def test_stderr_has_what_the_model_says_and_no_noise_of_libraries(debug, tmp_pat
         assert done.stderr.splitlines()[:-2] == mine
 
 
+def test_python_is_told_no_noise_of_libraries_either():
+    code = (
+        "import torch, pt2qa, logging, warnings\n"
+        "model, x = torch.nn.Linear(4, 3).eval(), torch.rand(2, 4)\n"
+        "pair = pt2qa.quantize(pt2qa.capture(model, x), 'x86', [x], progress=False)\n"
+        "pt2qa.compare_layers(pair, [x])\n"
+        "logging.getLogger('torchao').warning('Failed to load the weights')\n"
+        "text = '`isinstance(treespec, LeafSpec)` is deprecated'\n"
+        "warnings.warn_explicit(text, FutureWarning, 'mine.py', 1, 'mine')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [
+        "Failed to load the weights",
+        "mine.py:1: FutureWarning: `isinstance(treespec, LeafSpec)` is deprecated",
+    ]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 def test_analyze_keeps_every_report_where_stdout_is_full(run, library, searches, flow, tmp_path, monkeypatch):
     with open("/dev/full", "w") as full:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 FRONT_DOOR = "pt2qa"
 LAYERS: dict[str, tuple[str, ...]] = {
     "foundations": (
+        "pt2qa._noise",
         "pt2qa._printable",
         "pt2qa.errors",
         "pt2qa._decibels",
@@ -61,6 +62,7 @@ PLUGINS = sorted(
 )
 TORCH_FREE = (
     *(
+        "pt2qa._noise",
         "pt2qa._printable",
         "pt2qa.errors",
         "pt2qa._decibels",

@@ -256,7 +256,8 @@ def write(path: str | Path | None, save: Callable[[Path], object]) -> None:
 def main() -> None:
     """Find where a PT2E-quantized model loses accuracy.
 
-    Write a file with a function that returns your model, example inputs and batches; analyze it; look at the report:
+    Write a file with a function that returns your model, example inputs and batches, or let pt2qa init write it; fix
+    the model, or analyze it and look at the report:
 
     \b
       # flow.py
@@ -268,6 +269,7 @@ def main() -> None:
 
     \b
       pt2qa quantizers
+      pt2qa fix flow.py -q xnnpack -o fixed
       pt2qa analyze flow.py -q xnnpack -o reports
       pt2qa show reports/xnnpack-layers.safetensors --sort graph
 

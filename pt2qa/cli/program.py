@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from pt2qa import _interrupts
+from pt2qa import _interrupts, _noise
 from pt2qa._interrupts import INTERRUPTED, Interrupts
 
 
@@ -85,7 +85,7 @@ class Program:
 
     def _run(self, interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
         """Run the commands with streams that survive; returns the exit code."""
-        with _quiet(sys.argv[1:] if args is None else args) as printed, _lasting(printed) as stdout:
+        with _lasting(_quiet(sys.argv[1:] if args is None else args)) as stdout:
             code = _code(interrupts, args, extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -211,16 +211,14 @@ def _heard() -> Iterator[Interrupts]:
         sys.unraisablehook = hook
 
 
-@contextmanager
-def _quiet(args: Sequence[str]) -> Iterator[Callable[[bytes], bytes]]:
-    """Keeps the noise of libraries away, unless ``--debug`` is given; yields what stderr prints of what is written."""
+def _quiet(args: Sequence[str]) -> Callable[[bytes], bytes]:
+    """What stderr prints of what is written: without the noise of libraries, unless ``--debug`` is given."""
     if "--debug" in args:
-        yield bytes
-        return
-    from pt2qa.cli.noise import without_noise
+        _noise.show()
+        return bytes
+    from pt2qa.cli.noise import Printed
 
-    with without_noise() as printed:
-        yield printed
+    return Printed()
 
 
 @contextmanager
