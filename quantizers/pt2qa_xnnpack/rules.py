@@ -111,7 +111,7 @@ REFUSED = Rule(
     id="xnnpack-refused-scales",
     severity="error",
     title="scales with which the program does not load",
-    why="The model is lowered without a word, and the runtime then fails with 'Failed to load method forward, error: "
+    why="The model is lowered without an error, and the runtime then fails with 'Failed to load method forward, error: "
     "0x:1'. Kernels that move integers need one scale and zero point for all inputs and the output; those of a "
     "convolution or linear need an output scale that is not too small.",
     fix="let the output share the input's scale: SharedQuantizationSpec((input, op)) in the quantizer, or annotate "
@@ -336,8 +336,8 @@ FLOAT16 = Rule(
     id="xnnpack-float16",
     severity="error",
     title="models in float16 with static scales",
-    why="The model is lowered without a word. The delegate writes values of 32 bits into tensors of 16: the output is "
-    "wrong, and the process dies (double free or corruption).",
+    why="The model is lowered without an error. The delegate writes values of 32 bits into tensors of 16: the output "
+    "is wrong, and the process dies (double free or corruption).",
     fix="quantize the model in float32: model.float()",
     needs=("pair",),
     find=find_float16,
