@@ -121,16 +121,16 @@ def _read(pair: QuantizedPair, program: DeployedProgram) -> list[str]:
     """What an artefact holds otherwise than a pair, if its backend can read it."""
     differences = getattr(program, "differences", None)
     if differences is None:
-        known = getattr(program, "can_tell_differences", False)
-        return ["apart=True: it was run, but what it holds was not compared with what the pair holds"] if known else []
+        return []
     try:
         found = differences(pair.converted)
     except DeploymentError as error:
         return [f"not compared with what the pair holds: {error}"]
-    told = [f"{name_of(node, pair.names) or node.name}: {what}" for node, what in found]
+    told = [f"{name_of(node, pair.names) or node.name}: {what}" for node, what, *_ in found]
     if not told:
         return ["read, not run, it holds this pair's weights, biases, scales and limits"]
-    return [f"read, not run, it holds something else than this pair, so it was not made from it: {few(told)}"]
+    made = "" if all(any(rest) for _, _, *rest in found) else ", so it was not made from it"
+    return [f"read, not run, it holds something else than this pair{made}: {few(told)}"]
 
 
 def _path(deployed: Any) -> Path:

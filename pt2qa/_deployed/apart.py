@@ -85,7 +85,10 @@ class Apart:
         return self._begun(None, "load", folder)
 
     def open(self, path: Path) -> DeployedProgram:
-        return self._begun(None, "open", path.absolute())
+        found: Any = self._begun(None, "open", path.absolute())
+        if found.can_tell_differences:  # by reading the file, which loads there
+            found.differences = lambda graph: self.backend.open(path).differences(graph)  # type: ignore[attr-defined]
+        return found  # type: ignore[no-any-return]
 
     def _begun(self, progress: Callable[[str], None] | None, *request: Any) -> DeployedProgram:
         self._spare[:] = [process for process in self._spare if process.close.alive]

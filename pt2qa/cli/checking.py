@@ -217,7 +217,8 @@ def deploy(
         report = apart_if_possible(compare, apart)
     elif deployed is not None:
         metric = None if deployed.suffix == ".safetensors" else given.metric
-        report = pt2qa.compare_deployed(pair, batches, metric=metric, deployed=deployed, **common)
+        compare = partial(pt2qa.compare_deployed, pair, batches, metric=metric, deployed=deployed, **common)
+        report = apart_if_possible(compare, apart)
     else:
         function: Any = lowered if program is None else pt2qa.compare_deployed
         folder = folder / "program" if program is None else program

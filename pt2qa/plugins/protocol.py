@@ -182,9 +182,9 @@ class DeployedProgram(Protocol):
     """A lowered model that is ready to run.
 
     Optional: ``differences(graph) -> list[tuple[Node, str]]``: what a program that was made elsewhere holds otherwise
-    than a converted graph, by the op of the graph, read without running it.  It raises DeploymentError if the two
-    cannot be compared.  ``run_alone(inputs) -> Ran``: the outputs of a batch, with nothing observed, where that is
-    faster.  ``size: int``: its bytes in a file.
+    than a converted graph, by the op of the graph, read without running it; a third element, True, says that lowering
+    that very graph makes it so.  It raises DeploymentError if the two cannot be compared.  ``run_alone(inputs) ->
+    Ran``: the outputs of a batch, with nothing observed, where that is faster.  ``size: int``: its bytes in a file.
     """
 
     @property

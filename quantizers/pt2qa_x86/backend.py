@@ -5,6 +5,7 @@ With ``isa`` both happen in a process of its own: oneDNN reads its limit once, b
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from pt2qa.errors import DeploymentError
 from pt2qa.plugins import DeployedProgram, Ran, check_options
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
+
+    from pt2qa_x86.artefact import Package
 
 SCRIPT = """\
 import os
@@ -105,6 +108,11 @@ class X86Backend:
             return open_apart(path, self.isa)
         return open_package(path)
 
+    def inspect(self, path: Path) -> tuple[str, ...]:
+        """What a package holds, kernel by kernel; see :class:`pt2qa.plugins.Backend`."""
+        package = open_package(path).package
+        return (f"{path.name}: {'; '.join(package.facts)}", *package.lines)
+
 
 @dataclass(frozen=True)
 class CompiledPackage:
@@ -120,7 +128,18 @@ class CompiledPackage:
         """What ran."""
         from pt2qa_x86.lowering import instruction_set
 
-        return f"{self.path.name}: compiled by AOTInductor", instruction_set()
+        try:
+            held = self.package.facts
+        except DeploymentError:  # which the comparison tells
+            held = ()
+        return f"{self.path.name}: compiled by AOTInductor", instruction_set(), *held
+
+    @functools.cached_property
+    def package(self) -> Package:
+        """What it holds; a DeploymentError if it cannot be read."""
+        from pt2qa_x86.artefact import Package
+
+        return Package.read(self.path)
 
     def run(self, inputs: Sequence[Any]) -> Ran:
         """Runs the package on a batch; numbers among its inputs are compiled into it."""
@@ -131,6 +150,12 @@ class CompiledPackage:
             return Ran(tuple(self.call(tensors)))
         except Exception as error:
             raise DeploymentError(f"{self.path}: AOTInductor's package failed: {error}") from error
+
+    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
+        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
+        from pt2qa_x86.artefact import differences
+
+        return list(differences(self.package, graph))
 
     def save(self, folder: Path) -> None:
         """Refuses: the package is the file."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,3 +126,47 @@ def compiled_package(path: Path) -> Callable[[Sequence[Tensor]], Sequence[Tensor
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     loader: Any = aoti_load_package(str(path)).loader
     return lambda inputs: loader.boxed_run(list(inputs))
+
+
+def package_of(path: Path) -> tuple[str, dict[str, Tensor], str]:
+    """The C++ code of a package, its constants by their names there, and the instruction set that it is for.
+
+    The library is loaded, and nothing in it is run. It hands out constants by the model's names for them, which several
+    have in common, but weights that oneDNN packed in no other way. The others are read where they are stored.
+    """
+    import ctypes
+
+    import torch
+
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+        names = [name for name in archive.namelist() if "/aotinductor/" in name]
+        code = {name: archive.read(name).decode() for name in names if name.endswith(".cpp")}
+        (wrapper,) = (text for text in code.values() if "constants_info_" in text or "AOTInductorModel::" in text)
+        (library,) = (archive.extract(name, folder) for name in names if name.endswith(".so"))
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)  # owns its constants
+        packed = runner.extract_constants_map(False)
+        first, last = (
+            ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(library), f"_binary_constants_bin_{end}"))
+            for end in ("start", "end")
+        )
+        data = bytearray(ctypes.string_at(first, last - first))
+        constants, at = {}, 0
+        for told in _constants_told(wrapper):
+            size, dtype = int(told["data_size"]), getattr(torch, told["dtype"].removeprefix("cached_torch_dtype_"))
+            if told["layout"].endswith("_strided)"):
+                shape, stride = (tuple(map(int, re.findall(r"\d+", told[key]))) for key in ("shape", "stride"))
+                found = torch.frombuffer(data, dtype=dtype, offset=at, count=size // dtype.itemsize)
+                constants[told["name"]] = found.as_strided(shape, stride)
+            else:
+                constants[told["name"]] = packed[told["original_fqn"]].to_dense()
+            at += size
+        (told,) = (json.loads(archive.read(name)) for name in names if name.endswith("wrapper_metadata.json"))
+    return "\n".join(code.values()), constants, str(told["AOTI_CPU_ISA"])
+
+
+def _constants_told(wrapper: str) -> list[dict[str, str]]:
+    """What the code of a package says of each constant, in the order in which they are stored."""
+    found: dict[int, dict[str, str]] = {}
+    for number, key, value in re.findall(r"constants_info_\[(\d+)\]\.(\w+) = (.*);", wrapper):
+        found.setdefault(int(number), {})[key] = value.strip('"')
+    return [found[number] for number in sorted(found)]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
@@ -56,10 +56,10 @@ def lower_apart(
     return ProgramApart(process, process.ask({"do": "lower", "taps": list(taps)}))
 
 
-def open_apart(path: Path, isa: str) -> ProgramApart:
+def open_apart(path: Path, isa: str) -> PackageApart:
     """A package of AOTInductor that runs in a process of its own."""
     process = _Process(isa)
-    return ProgramApart(process, process.ask({"do": "open", "path": str(path.absolute())}))
+    return PackageApart(process, process.ask({"do": "open", "path": str(path.absolute())}), path)
 
 
 @dataclass
@@ -95,6 +95,19 @@ class ProgramApart:
     def save(self, folder: Path) -> None:
         """Refuses."""
         raise DeploymentError(f"{folder}: {NOT_SAVED}")
+
+
+@dataclass
+class PackageApart(ProgramApart):
+    """A package of AOTInductor in another process."""
+
+    path: Path
+
+    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
+        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
+        from pt2qa_x86.artefact import Package, differences
+
+        return list(differences(Package.read(self.path), graph))
 
 
 class _Process:

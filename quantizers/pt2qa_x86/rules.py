@@ -64,7 +64,7 @@ PAIR_SUMS = Rule(
 )
 
 UINT8_MAX = 255
-_PRODUCTS = ("conv1d", "conv2d", "linear")
+PRODUCTS = ("conv1d", "conv2d", "linear")
 
 
 def find_range(context: Any) -> Iterator[Found]:
@@ -76,7 +76,7 @@ def find_range(context: Any) -> Iterator[Found]:
             continue
         made: Any = steps.get(site.source)
         step = steps.get(made.reads[0]) if made is not None and made.op == "relu" else made
-        if step is not None and step.op in _PRODUCTS:
+        if step is not None and step.op in PRODUCTS:
             kernel = step.op if step is made else f"{step.op} with its relu"
             largest = site.params.quant_max
             yield Found(

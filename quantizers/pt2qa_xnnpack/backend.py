@@ -100,9 +100,13 @@ class XNNPACKBackend:
     def inspect(self, path: Path) -> tuple[str, ...]:
         """What a ``.pte`` file holds, kernel by kernel; see :class:`pt2qa.plugins.Backend`."""
         from pt2qa_xnnpack.artefact import kernels_of
+        from pt2qa_xnnpack.internals import contents_of
 
         program = self.open(path)
-        return (*program.facts, *map(str, kernels_of(program.model)))
+        methods = {name: map(str, kernels_of(program.model, name)) for name in contents_of(program.model).methods}
+        if len(methods) == 1:
+            return (*program.facts, *next(iter(methods.values())))
+        return (*program.facts, *(f"{name}: {line}" for name, lines in methods.items() for line in lines))
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class XNNPACKProgram:
         """Runs a batch with nothing observed."""
         return Ran(tuple(self._execute("model", inputs)))
 
-    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
+    def differences(self, graph: GraphModule) -> list[tuple[Node, str, bool]]:
         """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
         from pt2qa_xnnpack.artefact import differences
 
@@ -194,10 +198,14 @@ class XNNPACKProgram:
         return self._loaded[which][1]
 
     def _load(self, which: str) -> tuple[Any, Any]:
-        from pt2qa_xnnpack.internals import runtime
+        from pt2qa_xnnpack.internals import METHOD, runtime
 
         program = runtime().load_program(self.model if which == "model" else self.observed)
-        return program, program.load_method("forward")
+        if METHOD not in program.method_names:
+            raise DeploymentError(
+                f"the program has no method {METHOD!r}, but {', '.join(sorted(program.method_names))}"
+            )
+        return program, program.load_method(METHOD)
 
 
 def _with_reason(error: Exception, again: Callable[[], object]) -> str:
@@ -223,8 +231,9 @@ def _facts(path: Path, data: bytes) -> tuple[str, ...]:
     delegates = Counter(contents.delegates)
     listed = ", ".join(f"{count} {name}" for name, count in delegates.items()) or "no delegate"
     portable = ", ".join(contents.operators) or "none"
+    others = f"; methods: {', '.join(contents.methods)}" if len(contents.methods) > 1 else ""
     taken, returned = (", ".join(each) or "nothing" for each in (contents.inputs, contents.outputs))
     return (
-        f"{path.name}: delegates: {listed}; ops outside: {portable}",
+        f"{path.name}: delegates: {listed}; ops outside: {portable}{others}",
         f"{path.name} takes {taken} and returns {returned}",
     )

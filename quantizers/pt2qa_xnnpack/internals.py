@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ANNOTATION: Final = "quantization_annotation"
 _VALUE: Final = "val"
+METHOD: Final = "forward"
+"""What a program runs."""
 
 
 def keep_in_float(node: Node) -> None:
@@ -166,12 +168,14 @@ class Contents(NamedTuple):
         delegates: their names.
         operators: the ops outside of them, such as ``aten::mean.out``.
         inputs, outputs: each in words: ``float32 (1, 3, 8, 8)``, with the largest sizes where they may vary.
+        methods: all of the file; the others are said of ``forward``, or of the first if there is none.
     """
 
     delegates: tuple[str, ...]
     operators: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    methods: tuple[str, ...]
 
 
 def contents_of(data: bytes) -> Contents:
@@ -180,13 +184,15 @@ def contents_of(data: bytes) -> Contents:
     from executorch.exir._serialize._program import _flatbuffer_to_program, _get_extended_header
 
     header = _get_extended_header(data)
-    plan = _flatbuffer_to_program(data if header is None else data[: header.program_size]).execution_plan[0]
+    plans = _flatbuffer_to_program(data if header is None else data[: header.program_size]).execution_plan
+    plan = next((each for each in plans if each.name == METHOD), plans[0])
     operators = (f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators)
     return Contents(
         tuple(delegate.id for delegate in plan.delegates),
         tuple(operators),
         tuple(_described(plan.values[index].val) for index in plan.inputs),
         tuple(_described(plan.values[index].val) for index in plan.outputs),
+        tuple(each.name for each in plans),
     )
 
 

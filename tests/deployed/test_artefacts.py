@@ -97,7 +97,7 @@ def changed(pair: pt2qa.QuantizedPair, name: str, change: Callable[[Tensor], Ten
 
 
 def read(pte: Path, graph: torch.fx.GraphModule) -> list[str]:
-    return [what for _, what in XNNPACKBackend().open(pte).differences(graph)]
+    return [what for _, what, _ in XNNPACKBackend().open(pte).differences(graph)]
 
 
 def test_a_file_of_this_pair_holds_its_numbers(pair: pt2qa.QuantizedPair, pte: Path) -> None:
@@ -162,15 +162,113 @@ def test_outputs_in_another_order_are_matched_by_content_and_sizes_are_left_out(
     assert not any("in another order" in note for note in report.notes)
 
 
-def test_a_file_in_a_process_of_its_own_is_run_and_not_read(
+def test_a_file_in_a_process_of_its_own_is_run_and_read(
     pair: pt2qa.QuantizedPair, pte: Path, report: DeployedReport
 ) -> None:
     apart = pt2qa.compare_deployed(pair, DATA, deployed=pte, apart=True)
     assert apart.outputs == report.outputs
-    assert apart.facts == (
-        *report.facts[:-1],
-        "apart=True: it was run, but what it holds was not compared with what the pair holds",
+    assert apart.facts == report.facts
+
+
+def plain(model: nn.Module, *args: Tensor) -> torch.fx.GraphModule:
+    """What torchao's own flow makes of a model."""
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as own
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    quantizer = own.XNNPACKQuantizer().set_global(own.get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(torch.export.export(model, args).module(), quantizer)
+    prepared(*args)
+    converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    return converted
+
+
+def plainly_lowered(graphs: dict[str, tuple[torch.fx.GraphModule, tuple[Tensor, ...]]], path: Path) -> Path:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    programs = {name: torch.export.export(graph, args) for name, (graph, args) in graphs.items()}
+    edge = to_edge_transform_and_lower(programs, partitioner=[XnnpackPartitioner()])
+    path.write_bytes(edge.to_executorch().buffer)
+    return path
+
+
+class Attention(nn.Module):
+    """Its delegates do not stand in the order of its linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.query, self.key = nn.LayerNorm(24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.value, self.out = nn.Linear(24, 24), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        weights = torch.softmax(self.query(x) @ self.key(x).transpose(1, 2) / 5, -1)
+        result: Tensor = self.out(weights @ self.value(x)).mean(1)
+        return result
+
+
+def test_kernels_in_another_order_are_found_by_their_weights_in_each_method_of_a_file(
+    pair: pt2qa.QuantizedPair, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = Attention().eval(), torch.randn(2, 6, 24)
+    attention = plain(model, x)
+    both = plainly_lowered({"encode": (pair.quantized, (images(4),)), "forward": (attention, (x,))}, tmp_path / "m.pte")
+    own = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x])
+    assert read(both, own.quantized) == []
+    report = pt2qa.compare_deployed(own, [x], deployed=both)
+    assert "methods: encode, forward" in report.facts[0]
+    assert report.facts[-1] == "read, not run, it holds this pair's weights, biases, scales and limits"
+    shown = XNNPACKBackend().inspect(both)
+    assert any(line.startswith("encode: Conv2d: ") for line in shown)
+    assert sum(line.startswith("forward: FullyConnected: ") for line in shown) == 4
+    weight = next(node.target for node in own.quantized.graph.find_nodes(op="get_attr") if "frozen" in node.target)
+    (told,) = read(both, changed(own, weight, lambda value: value.clamp(-100, 100)).quantized)
+    assert re.fullmatch(r"\d+\.\d% of its weights differ", told)
+    other = plainly_lowered({"encode": (attention, (x,))}, tmp_path / "other.pte")
+    with pytest.raises(pt2qa.DeploymentError, match="has no method 'forward', but encode"):
+        pt2qa.compare_deployed(own, [x], deployed=other)
+
+
+class Twice(nn.Module):
+    """A linear that is called twice, with inputs of other scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), self.linear(x * 0.1)
+
+
+def test_what_lowering_itself_makes_otherwise_does_not_say_that_the_file_is_of_another_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Twice().eval(), torch.randn(8, 16)
+    path = plainly_lowered({"forward": (plain(model, x), (x,))}, tmp_path / "model.pte")
+    own = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack", [x])
+    report = pt2qa.compare_deployed(own, [x], deployed=path)
+    assert re.fullmatch(
+        r"read, not run, it holds something else than this pair: linear/linear_1: its bias is held at 0\.\d+ times its "
+        r"value, with the scale of another call, as ExecuTorch holds a shared bias \(xnnpack-shared-bias\)",
+        report.facts[-1],
     )
+    shown = XNNPACKBackend().inspect(path)
+    assert sum("as ExecuTorch holds a shared bias" in line for line in shown) == 1
+
+
+def test_weights_of_four_bits_are_not_taken_for_equal(tmp_path: Path) -> None:
+    from executorch.backends.xnnpack.recipes.xnnpack_recipe_types import XNNPackRecipeType
+    from executorch.export import ExportRecipe, export
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).eval(), torch.randn(8, 64)
+    pair = pt2qa.quantize(pt2qa.capture(model, x), "xnnpack:mode=dynamic", [x])
+    recipe = ExportRecipe.get_recipe(XNNPackRecipeType.TORCHAO_INT8_DYNAMIC_ACT_INT4_WEIGHT_PER_TENSOR)
+    made = export(model=copy.deepcopy(model), example_inputs=[(x,)], export_recipe=recipe)
+    (tmp_path / "four.pte").write_bytes(made.get_pte_buffer())
+    report = pt2qa.compare_deployed(pair, [x], deployed=tmp_path / "four.pte")
+    told = "not compared with what the pair holds: 2 of its 2 weights are not read: qbint4 (64, 64)"
+    assert report.facts[-1] == told
 
 
 def test_a_model_that_returns_a_size_is_lowered(tmp_path: Path) -> None:
