@@ -326,6 +326,47 @@ def _padded(
     return target(F.pad(x, around, value=fill), weight, bias, stride, [0] * len(pads), *rest)
 
 
+def padding_in_means(region: Region) -> Supposed:
+    """An average pooling that counts its padding, or does not."""
+    for node in region.called("avg_pool1d", "avg_pool2d", "avg_pool3d"):
+        given: list[Any] = [*node.args[1:], *([], [0], False, True)[len(node.args) - 2 :]]
+        counts = given[4] = not given[4]
+        told = f"its padding is {'counted' if counts else 'not counted'} in its means"
+        if any(given[2]):
+            yield told, {node: lambda x, *_, target=node.target, given=given: target(x, *given)}
+
+
+def other_weights(region: Region) -> Supposed:
+    """Weights as they lie in memory before a transpose, or those of another op."""
+    for node in region.called(*WEIGHTED):
+        told = "its weight is read in another order of memory"
+        yield told, {node: lambda x, w, *rest, f=node.target: f(x, w.transpose(0, 1).reshape(w.shape), *rest)}
+        for other in node.graph.find_nodes(op="call_function", target=node.target):
+            weights: Any = node.args[1], other.args[1]
+            own, its = (Region(region.root, each, {}, region.deployed, {}) for each in weights)
+            if own.last is its.last or any(each.op == "placeholder" for each in (*own.nodes, *its.nodes)):
+                continue
+            weight = its.run()
+            if weight.shape == own.run().shape:
+                told = f"it has the weights of {region.named(other)}"
+                yield told, {node: lambda x, _, *rest, f=node.target, w=weight: f(x, w, *rest)}
+
+
+def exact_sums(region: Region) -> Supposed:
+    """Sums in another order, or of more digits, where float32 shows that: then they are nearer to those of float64."""
+    nodes = [node for node in region.nodes if node.op == "call_function" and not quant_ops.is_quantization(node)]
+    told = "its sums are exact, and the converted graph's, in another order, are not"
+    yield told, {node: partial(_widened, node.target) for node in nodes}
+
+
+def _widened(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def wider(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
+
+    found = target(*map(wider, args), **kwargs)
+    return found.float() if isinstance(found, Tensor) and found.dtype == torch.float64 else found
+
+
 def other_layout(region: Region) -> Supposed:
     """An image that is returned or read with its channels last, as if they were first."""
     last: Any = region.last
@@ -356,6 +397,9 @@ HYPOTHESES: Final[tuple[Callable[[Region], Supposed], ...]] = (
     other_layout,
     sums_in_16_bits,
     padded_with_integer_zero,
+    padding_in_means,
+    other_weights,
+    exact_sums,
     fewer_digits,
     other_rounding,
     another_size,

@@ -48,6 +48,7 @@ def profile(
     with_stack: bool = False,
     backend: str | Backend | None = None,
     program: str | os.PathLike[str] | None = None,
+    apart: bool = False,
     inputs_of: Callable[[Any], Batch] | None = None,
     mask: Mask | None = None,
     progress: bool | None = None,
@@ -74,6 +75,7 @@ def profile(
         with_stack: also look up the line of the model's code that calls each op.
         backend: what lowers and runs the deployed side; None: the backend of the pair's plug-in.
         program: folder of the lowered program.  If it exists, nothing is lowered; else it is written.
+        apart: whether the deployed side is lowered and run in a process of its own, as in :func:`compare_deployed`.
         inputs_of: maps an item of ``batches`` to a batch, for loaders that yield ``(input, target)``.
         mask: which positions count, as in :func:`pt2qa.compare_layers`; the others are in no number.
         progress: whether to show a progress bar; None: if stderr is a terminal.
@@ -95,9 +97,9 @@ def profile(
     chosen: Any = {"prefixes": prefixes, "ops": ops, "with_stack": with_stack}
     if side == "deployed":
         wanted = Wanted(histograms, per_channel)
-        return profile_deployed(target_of(subject, side), subject, data, backend, program, wanted, **chosen)
-    if backend is not None or program is not None:
-        raise SelectionError("backend= and program= apply to side='deployed' only")
+        return profile_deployed(target_of(subject, side), subject, data, backend, program, apart, wanted, **chosen)
+    if backend is not None or program is not None or apart:
+        raise SelectionError("backend=, program= and apart= apply to side='deployed' only")
     profiler = Profiler(subject, side=side, histograms=histograms, per_channel=per_channel, mask=mask, **chosen)
     notes = accumulate(profiler, data, title="profile", purpose="profile")
     return profiler.profile(notes=notes)
@@ -215,13 +217,14 @@ def profile_deployed(
     data: Data,
     backend: str | Backend | None,
     program: str | os.PathLike[str] | None,
+    apart: bool,
     wanted: Wanted,
     **chosen: Any,
 ) -> Profile:
     """The deployed side of :func:`pt2qa.profile`; ``chosen`` are the options of :func:`make_plan`."""
     plan = make_plan(target.graph, target.names, **chosen)
     first, every = peeked(data, "profile")
-    place, runs_on = lowerable(pair), backend_for(pair, backend)
+    place, runs_on = lowerable(pair), backend_for(pair, backend, apart)
     with explained(pair, runs_on, first):
         runs = program_for(pair, place, runs_on, first, program, data.progress)
         profiler = _DeployedProfiler(target, pair, plan, place, runs, wanted, data.mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pt2qa._report.atomic import make_folder, write_atomic
 from pt2qa._report.notes import stop_if_interrupted
 from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import Flow, measured_on, own_part
-from pt2qa.cli.group import DEBUG, Failure, main, plan_in, say, say_next, write
+from pt2qa.cli.group import DEBUG, Failure, apart_if_possible, main, plan_in, say, say_next, write
 from pt2qa.errors import Pt2qaError
 
 
@@ -201,7 +202,8 @@ class _Analyses:
         if self.deploys:
             kernels = None if diagnosis is None else diagnosis.reports.get("deployed")
             if kernels is None:
-                kernels = pt2qa.compare_deployed(pair, self.batches, mask=self.flow.mask)
+                compare = partial(pt2qa.compare_deployed, pair, self.batches, mask=self.flow.mask)
+                kernels = apart_if_possible(compare, hasattr(os, "fork"))
             yield "deployed", kernels
         ranked = pt2qa.sensitivity(pair, self.batches, mask=self.flow.mask) if self.ranks_sites else None
         if ranked is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from pt2qa._report.table import screen_width
 from pt2qa.cli import options, outcome
 from pt2qa.cli.analyzing import unusable
 from pt2qa.cli.flow import Flow, load_flow, measured_on
-from pt2qa.cli.group import main, say, say_next, write
+from pt2qa.cli.group import apart_if_possible, main, say, say_next, write
 from pt2qa.cli.patching import patch_of
 from pt2qa.errors import DeploymentError, FlowError, Pt2qaError, ReportError
 
@@ -133,14 +132,6 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     context.exit()
 
 
-_apart = click.option(
-    "--apart/--no-apart",
-    default=hasattr(os, "fork"),
-    show_default=True,
-    help="Lower and run in a process of its own, so that an op of which native code dies is named.",
-)
-
-
 @main.command()
 @options.flow
 @options.quantizer
@@ -166,7 +157,7 @@ _apart = click.option(
     help="What lowers and runs the quantized model: NAME, or NAME:option=value,...; repeatable.  [default: the "
     "quantizer's]",
 )
-@_apart
+@options.apart
 @options.prints_report
 def deploy(
     flow: str,
@@ -237,17 +228,6 @@ def _flow_for(where: str, spec: str, backend: str | None) -> Flow:
     return given if own else replace(given, as_deployed=False)
 
 
-def apart_if_possible(function: Callable[..., Any], apart: bool) -> Any:
-    """What a function returns with ``apart``, or without it if the model cannot be passed to another process."""
-    from pt2qa._deployed.apart import RefusedError
-
-    try:
-        return function(apart=apart)
-    except RefusedError as error:
-        say(f"lowered in this process, which ends where native code crashes: {error}")
-        return function()
-
-
 def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **given: Any) -> Any:
     """The comparison with the program in a folder of the command, which replaces another's; it is kept if it can be."""
     from pt2qa._deployed.deployment import OtherProgramError, backend_for
@@ -275,7 +255,7 @@ def lowered(pair: Any, batches: Any, program: Path, *, backend: str | None, **gi
     "infinity from finite values, or the region whose rounding costs most.",
 )
 @click.option("-b", "--backend", metavar="SPEC", help="What lowers and runs it.  [default: the quantizer's]")
-@_apart
+@options.apart
 def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None, apart: bool) -> None:
     """Cut the smallest part that shows a fault out of a quantized model, as a script that runs without pt2qa.
 

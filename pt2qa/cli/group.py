@@ -276,3 +276,14 @@ def main() -> None:
     SQNR, in dB, is the power of the signal over that of the error: 20 dB is 1 % noise, and 6 dB is one bit. "Isolated"
     is a layer's own error, on the float model's inputs; plain SQNR includes all error from upstream.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
+
+
+def apart_if_possible(function: Callable[..., Any], apart: bool) -> Any:
+    """What a function returns with ``apart``, or without it if the model cannot be passed to another process."""
+    from pt2qa._deployed.apart import RefusedError
+
+    try:
+        return function(apart=apart)
+    except RefusedError as error:
+        say(f"lowered in this process, which ends where native code crashes: {error}")
+        return function()

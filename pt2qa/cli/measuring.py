@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ import pt2qa
 from pt2qa._printable import near_names
 from pt2qa.cli import options, outcome
 from pt2qa.cli.flow import load_flow, measured_on, own_part
-from pt2qa.cli.group import InputFile, main, plan_in, say, say_next, write
+from pt2qa.cli.group import InputFile, apart_if_possible, main, plan_in, say, say_next, write
 from pt2qa.errors import FlowError, PluginError, ReportError
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ if TYPE_CHECKING:
     help="With --side deployed, folder of the lowered program; it is written if it does not exist.",
 )
 @options.backend
+@options.apart
 @click.option(
     "--histograms/--no-histograms", default=True, show_default=True, help="Also compute quantiles and outlier ratios."
 )
 @options.saves_report
-def profile(flow: str, spec: str | None, printing: options.Printing, **asked: Any) -> None:
+def profile(flow: str, spec: str | None, apart: bool, printing: options.Printing, **asked: Any) -> None:
     """Print statistics of what every op reads and produces.
 
     That is range, mean, quantiles, zeros, NaN and clamped values. The function is the same as for pt2qa analyze; its
@@ -67,7 +69,8 @@ def profile(flow: str, spec: str | None, printing: options.Printing, **asked: An
         if spec is not None:
             subject = given.quantized(spec, capture=subject)
         batches = given.evaluation if spec is None else measured_on(given)
-        report = pt2qa.profile(subject, batches, mask=given.mask, **asked)
+        measure = partial(pt2qa.profile, subject, batches, mask=given.mask, **asked)
+        report = apart_if_possible(measure, apart) if asked["side"] == "deployed" else measure()
     if writes:
         printing.deliver(report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -75,6 +76,12 @@ backend = click.option(
     "--backend",
     metavar="SPEC",
     help="What lowers and runs the quantized model: NAME, or NAME:option=value,...  [default: the quantizer's]",
+)
+apart = click.option(
+    "--apart/--no-apart",
+    default=hasattr(os, "fork"),
+    show_default=True,
+    help="Lower and run in a process of its own, so that an op of which native code dies is named.",
 )
 overrides = source(
     "--overrides", metavar="PLAN.json", help="Quantize with the edits of this plan, which an earlier analyze wrote."

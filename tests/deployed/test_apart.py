@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import pt2qa
-from pt2qa.cli.checking import apart_if_possible
+from pt2qa.cli.group import apart_if_possible
 from pt2qa.errors import DeploymentError
 from tests.deployed.crashing import Crashing
 from tests.interpreted import Interpreted
@@ -70,6 +70,18 @@ def test_a_healthy_backend_gives_the_same_report(pair: pt2qa.QuantizedPair, tmp_
         for each in (False, True)
     )
     assert str(here) == str(apart)
+
+
+def test_a_profile_of_kernels_is_the_same_from_a_process_of_its_own_and_a_crash_is_an_error(
+    pair: pt2qa.QuantizedPair,
+) -> None:
+    profile = functools.partial(pt2qa.profile, pair, [X], side="deployed", progress=False)
+    here, apart = (profile(backend=Interpreted(), apart=each) for each in (False, True))
+    assert here.rows == apart.rows
+    with pytest.raises(DeploymentError, match=r"SIGSEGV\) in run\(\)\nIt dies of tanh alone"):
+        profile(backend=Crashing(lowers=True), apart=True)
+    with pytest.raises(pt2qa.SelectionError, match="apart= apply to side='deployed' only"):
+        pt2qa.profile(pair, [X], apart=True)
 
 
 def test_what_cannot_be_passed_is_refused_and_commands_go_on_without(

@@ -105,6 +105,56 @@ def test_a_fault_of_a_float_kernel_is_named(cause: str) -> None:
         assert cause_of(region) == cause
 
 
+class Pooled(nn.Module):
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(x, 3, 2, 1, count_include_pad=self.counts)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_padding_that_a_pooling_counts_otherwise_is_named(counts: bool) -> None:
+    graph = torch.export.export(Pooled(counts), (X,)).module(check_guards=False)
+    (x,) = graph.graph.find_nodes(op="placeholder")
+    region = Region(graph, last_of(graph, "avg_pool2d"), {x: X}, Pooled(not counts)(X), {})
+    assert not region.gives(region.run())
+    assert cause_of(region) == f"its padding is {'not counted' if counts else 'counted'} in its means"
+
+
+@pytest.mark.parametrize("fault", ["it has the weights of linear_1", "its weight is read in another order of memory"])
+def test_other_weights_are_named(fault: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 16)
+    graph = quantized_pair(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)), x).quantized
+    quantize = [node for node in graph.graph.nodes if is_quantize(node)]
+    first, second = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    with torch.no_grad():
+        own, others = (Region(graph, each.args[1], {}, x, {}).run() for each in (first, second))
+        given = {quantize[0]: quantize[0].target(x, *quantize[0].args[1:])}
+        weight = others if "linear_1" in fault else own.t()
+        value = Region(graph, quantize[1], given, x, {}).run({first: lambda x, _, bias: first.target(x, weight, bias)})
+        region = Region(graph, quantize[1], given, value, {})
+        assert not region.gives(region.run())
+        assert cause_of(region) == fault
+
+
+def test_exact_sums_are_named_where_those_of_float32_depend_on_their_order() -> None:
+    torch.manual_seed(0)
+    x = 1e6 * torch.randn(4, 512)
+    linear = nn.Linear(1024, 3, bias=False)
+    x = torch.cat([x, x + torch.randn(4, 512) * 1e-1], 1)
+    linear.weight.data[:, 512:] = -linear.weight.data[:, :512]
+    graph = torch.export.export(linear, (x,)).module(check_guards=False)
+    (given,) = graph.graph.find_nodes(op="placeholder")
+    with torch.no_grad():
+        value = copy.deepcopy(linear).double()(x.double()).float()
+        region = Region(graph, last_of(graph, "linear"), {given: x}, value, {})
+        assert not region.gives(region.run())
+        assert cause_of(region) == "its sums are exact, and the converted graph's, in another order, are not"
+
+
 @pytest.mark.parametrize("op", ["linear", "conv2d"])
 def test_sums_that_saturate_at_16_bits_are_named(op: str) -> None:
     """Products of 255 and 127, added to their neighbours' in 16 bits."""
