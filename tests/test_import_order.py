@@ -55,8 +55,8 @@ A name stands for the module and everything below it, but for what has a name of
 """
 
 PLUGIN_MAY_IMPORT = ("pt2qa.errors", "pt2qa.plugins")
-ON_TOP = "pt2qa_torchao"
-"""No plug-in: its functions are made of public ones, and may import what users do."""
+ON_TOP = ("pt2qa_torchao", "pt2qa_probe")
+"""No plug-ins: their functions are made of public ones, and may import what users do."""
 PLUGINS = sorted(
     path.name for path in (ROOT / "quantizers").iterdir() if path.is_dir() and path.name.startswith("pt2qa")
 )

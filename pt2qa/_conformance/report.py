@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pt2qa._grouping import grouped
 from pt2qa._report.base import Block, Listing, ModelReport, Report
@@ -15,6 +15,8 @@ from pt2qa._report.storage import register
 from pt2qa._report.table import draw
 
 Verdict = Literal["passed", "failed", "does not apply", "skipped"]
+UNJUDGED: Final = "backend_spec was not applied"
+UNSEEN: Final = "dtypes, axes, ranges and scales that the backend does not take"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,10 @@ class ConformanceReport(ModelReport):
         """The rows that failed."""
         return tuple(row for row in self.rows if row.outcome == "failed")
 
+    @property
+    def _without_spec(self) -> bool:
+        return any(note.startswith(UNJUDGED) for note in self.notes)
+
     @derived()
     def seconds(self) -> float:
         """How long the run took."""
@@ -120,7 +126,8 @@ class ConformanceReport(ModelReport):
     def _title(self, sort: str) -> str:
         models = len({row.model for row in self.rows})
         properties = len({row.property for row in self.rows})
-        return f"{self.quantizer}: {counted(properties, 'property', 'properties')} on {counted(models, 'model')}"
+        ran = f"{self.quantizer}: {counted(properties, 'property', 'properties')} on {counted(models, 'model')}"
+        return f"{ran}, without a spec: {UNSEEN} are not seen" if self._without_spec else ran
 
     def _body(self, sort: str, limit: int | None, width: int) -> str:
         """How often each property held, then the failures of each; ``limit`` applies to the failures."""
@@ -164,7 +171,7 @@ class ConformanceReport(ModelReport):
         models = len({row.model for row in self.rows})
         properties = len({row.property for row in self.rows})
         if (models, properties) == (self.models, self.properties):
-            return "Passes: nothing failed."
+            return f"Nothing failed, but {UNSEEN} are not seen." if self._without_spec else "Passes: nothing failed."
         some = "" if properties == self.properties else f"in the {_of(properties, self.properties)} properties, "
         return f"No failure {some}on the {_of(models, self.models)} models that ran."
 

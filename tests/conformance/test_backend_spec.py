@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pt2qa.errors import SelectionError
@@ -57,8 +59,15 @@ def test_without_a_spec_the_property_is_not_applied() -> None:
         ("passed", "a prepared graph"),
     ]
     assert found.notes[1].startswith("backend_spec was not applied: no spec given: pass spec=")
+    unseen = "dtypes, axes, ranges and scales that the backend does not take are not seen"
+    assert found.text(width=200).splitlines()[0] == f"Silent: 2 properties on 1 model, without a spec: {unseen}"
+    every = replace(found, models=1, properties=2)
+    assert every.passed
+    assert every.summary().splitlines()[0] == f"Nothing failed, but {unseen}."
     assert report(Silent, "linear", spec=SPEC).failures
-    assert len(report(Honest, "linear").notes) == 1
+    judged = report(Honest, "linear")
+    assert len(judged.notes) == 1
+    assert judged.text(width=200).splitlines()[0] == "Honest: 1 property on 1 model"
 
 
 def test_the_spec_that_is_given_comes_first() -> None:
