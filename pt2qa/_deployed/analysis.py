@@ -16,7 +16,7 @@ from pt2qa._deployed.apart import Apart, CrashError, RefusedError
 from pt2qa._deployed.comparison import Comparison
 from pt2qa._deployed.deployment import Lowerable, backend_for, lowerable, opened, program_for
 from pt2qa._deployed.parts import crashing_ops
-from pt2qa._deployed.recorded import SUFFIX, RecordedOutputs
+from pt2qa._deployed.recorded import RECORDED, RecordedOutputs
 from pt2qa._deployed.report import DeployedReport
 from pt2qa._graph.handles import name_of
 from pt2qa._quantize.pairing import QuantizedPair, check_pair
@@ -39,6 +39,7 @@ def compare_deployed(
     *,
     backend: str | Backend | None = None,
     deployed: str | os.PathLike[str] | None = None,
+    etrecord: str | os.PathLike[str] | None = None,
     program: str | os.PathLike[str] | None = None,
     apart: bool = False,
     metric: Callable[[Callable[..., Any]], float] | None = None,
@@ -58,8 +59,10 @@ def compare_deployed(
         backend: what lowers and runs it, by the name of its plug-in (``"xnnpack"``, ``"x86"``, ``"x86:isa=avx2"``);
             None: that of the pair's plug-in.
         deployed: a program that was made elsewhere, such as ``model.pte``, or outputs recorded on a device
-            (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared. A program is run by
-            the backend that takes files with its suffix.
+            (``outputs.safetensors``, see :func:`pt2qa.record_inputs`): only outputs are compared, and what was recorded
+            inside. A program is run by the backend that takes files with its suffix.
+        etrecord: of ``deployed="etdump.etdp"``, the ETRecord that says which op wrote which value; None: the file
+            ``etrecord.bin`` beside it.
         program: folder of the lowered program. If it exists, nothing is lowered; else it is written.
         apart: whether the backend lowers and runs the model in a process of its own. If native code dies in it, the
             error names the op, which is looked for by halves. It takes seconds more; ``pt2qa deploy`` does so.
@@ -87,14 +90,17 @@ def compare_deployed(
         raise DeploymentError(
             "got deployed= and program=, expected one of them: a program built elsewhere is not lowered."
         )
-    if metric is not None and deployed is not None and _path(deployed).suffix == SUFFIX:
+    if metric is not None and deployed is not None and _path(deployed).suffix in RECORDED:
         raise DeploymentError(f"{deployed}: recorded outputs cannot be run, so metric= has no model. Leave it out.")
     first, data = peeked(Data("batches", batches, inputs_of, mask, progress), "compare on")
     chosen = backend_for(pair, backend, apart) if deployed is None else None
     with explained(pair, chosen, first):
         if chosen is None:
             place = Lowerable(pair.quantized, (), (), {})
-            runs, name = opened(pair, _path(deployed), backend, apart)
+            runs, name = opened(pair, _path(deployed), backend, apart, etrecord)
+            if observe := getattr(runs, "observe", None):
+                place = lowerable(pair)
+                observe(place.graph, place.wanted)
         else:
             place = lowerable(pair)
             runs, name = program_for(pair, place, chosen, first, program, data.progress), chosen.name

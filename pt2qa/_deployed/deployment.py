@@ -175,7 +175,7 @@ def backend_for(pair: QuantizedPair, wanted: str | Backend | None, apart: bool =
 
 
 def opened(
-    pair: QuantizedPair, path: Path, wanted: str | Backend | None, apart: bool = False
+    pair: QuantizedPair, path: Path, wanted: str | Backend | None, apart: bool, etrecord: Any
 ) -> tuple[DeployedProgram, str]:
     """A program that was made elsewhere, or the outputs recorded there, and what a report calls its backend."""
     _refuse_elsewhere(pair)
@@ -190,6 +190,7 @@ def opened(
     found = next((each for each in known if path.suffix in each.suffixes), None)
     if found is None:
         raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
+    found = with_options(found, {} if etrecord is None else {"etrecord": os.fspath(etrecord)})
     return (Apart(_ready(found)) if apart else _ready(found)).open(path), found.name
 
 

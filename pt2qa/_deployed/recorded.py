@@ -37,6 +37,9 @@ from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
 
 SUFFIX: Final = ".safetensors"
+RECORDED: Final = (SUFFIX, ".etdp")
+"""Suffixes of what was computed elsewhere and cannot be run."""
+
 METADATA: Final = "pt2qa"
 """The key of the description of each batch, in the metadata of both files."""
 

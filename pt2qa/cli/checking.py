@@ -187,8 +187,8 @@ def deploy(
     Several backends run the same graph, and DIR/runtimes.safetensors says op by op which of them differ. For one, the
     report is DIR/deployed.safetensors. A second run reuses DIR/program, or replaces it if the converted graph or a
     version changed since. With --deployed, only outputs are compared, with those of a .pte file, of an AOTInductor
-    package (.pt2), or of a device (see pt2qa record-inputs). The exit code is 1 if quantization gives NaN or
-    infinities, or if no batch has a number.
+    package (.pt2), or of a device (see pt2qa record-inputs), and the values that an ETDump (.etdp) has. The exit code
+    is 1 if quantization gives NaN or infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     if deployed is not None and program is not None:
         raise click.UsageError("give --deployed, a program made elsewhere, or --program, one of pt2qa, not both")
@@ -207,9 +207,10 @@ def deploy(
         compare = partial(pt2qa.compare_runtimes, pair, batches, backends, metric=given.metric, mask=given.mask)
         report = apart_if_possible(compare, apart)
     elif deployed is not None:
-        metric = None if deployed.suffix == ".safetensors" else given.metric
+        recorded = deployed.suffix in (".safetensors", ".etdp")
+        metric = None if recorded else given.metric
         compare = partial(pt2qa.compare_deployed, pair, batches, metric=metric, deployed=deployed, **common)
-        report = apart_if_possible(compare, apart)
+        report = apart_if_possible(compare, apart and not recorded)
     else:
         function: Any = lowered if program is None else pt2qa.compare_deployed
         folder = folder / "program" if program is None else program

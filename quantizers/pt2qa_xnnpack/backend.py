@@ -19,6 +19,8 @@ from pt2qa.plugins import Ran, same_outputs
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
+    from pt2qa_xnnpack.etdump import Recorded
+
 SCRIPT = """\
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
@@ -39,11 +41,13 @@ class XNNPACKBackend:
     """ExecuTorch with the XNNPACK delegate, in the runtime of its Python package; see :class:`pt2qa.plugins.Backend`.
 
     >>> XNNPACKBackend().suffixes
-    ('.pte',)
+    ('.pte', '.etdp')
     """
 
+    etrecord: str = field(default="", metadata={"help": "the ETRecord of the program that wrote an ETDump (.etdp)"})
+
     name: ClassVar[str] = "ExecuTorch with XNNPACK"
-    suffixes: ClassVar[tuple[str, ...]] = (".pte",)
+    suffixes: ClassVar[tuple[str, ...]] = (".pte", ".etdp")
     saves: ClassVar[bool] = True
     script: ClassVar[str] = SCRIPT
 
@@ -89,8 +93,15 @@ class XNNPACKBackend:
                 f"{folder}: not a program that pt2qa saved ({type(error).__name__}: {error}). Lower the model again."
             ) from error
 
-    def open(self, path: Path) -> XNNPACKProgram:
-        """A ``.pte`` file that was made elsewhere."""
+    def open(self, path: Path) -> XNNPACKProgram | Recorded:
+        """A ``.pte`` file that was made elsewhere, or an ETDump, which a run of one recorded on any delegate."""
+        if path.suffix == ".etdp":
+            from pt2qa_xnnpack.etdump import read
+
+            return read(path, Path(self.etrecord or path.with_name("etrecord.bin")))
+        return self._opened(path)
+
+    def _opened(self, path: Path) -> XNNPACKProgram:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -102,7 +113,7 @@ class XNNPACKBackend:
         from pt2qa_xnnpack.artefact import kernels_of
         from pt2qa_xnnpack.internals import contents_of
 
-        program = self.open(path)
+        program = self._opened(path)
         methods = {name: map(str, kernels_of(program.model, name)) for name in contents_of(program.model).methods}
         if len(methods) == 1:
             return (*program.facts, *next(iter(methods.values())))
