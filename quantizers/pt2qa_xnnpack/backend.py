@@ -99,9 +99,6 @@ class XNNPACKBackend:
             from pt2qa_xnnpack.etdump import read
 
             return read(path, Path(self.etrecord or path.with_name("etrecord.bin")))
-        return self._opened(path)
-
-    def _opened(self, path: Path) -> XNNPACKProgram:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -109,11 +106,13 @@ class XNNPACKBackend:
         return XNNPACKProgram(data, facts=_facts(path, data))
 
     def inspect(self, path: Path) -> tuple[str, ...]:
-        """What a ``.pte`` file holds, kernel by kernel; see :class:`pt2qa.plugins.Backend`."""
+        """What a ``.pte`` file holds, kernel by kernel, or an ETDump; see :class:`pt2qa.plugins.Backend`."""
         from pt2qa_xnnpack.artefact import kernels_of
         from pt2qa_xnnpack.internals import contents_of
 
-        program = self._opened(path)
+        program = self.open(path)
+        if not isinstance(program, XNNPACKProgram):
+            return program.facts
         methods = {name: map(str, kernels_of(program.model, name)) for name in contents_of(program.model).methods}
         if len(methods) == 1:
             return (*program.facts, *next(iter(methods.values())))

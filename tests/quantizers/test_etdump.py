@@ -142,6 +142,8 @@ def test_the_op_with_a_fault_is_named(
 ) -> None:
     path = dumped(no_bias)
     report = compared(pair, batches, path, etrecord=path.with_name("etrecord.bin"))
+    backend = pt2qa.plugins.backends()["xnnpack"]
+    assert backend.inspect(path) == report.facts  # type: ignore[attr-defined]
     assert [row.op for row in report.suspects] == ["linear"]
 
 
