@@ -68,7 +68,8 @@ def test_inspect_prints_what_a_program_holds_and_needs_no_flow(first: tuple[Path
     (tmp_path / "model.tflite").write_bytes(b"x")
     result = run("deploy", "--inspect", tmp_path / "model.tflite")
     assert result.exit_code == 2
-    assert "no installed backend reads such a file. Expected .etdp, .onnx, .pt2, .pte" in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())
+    assert "no installed backend reads such a file. Expected .etdp, .onnx, .pt2, .pte" in said
 
 
 def test_a_second_run_lowers_nothing(

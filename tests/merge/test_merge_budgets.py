@@ -50,7 +50,9 @@ def test_the_evidence_of_diagnoses_merges(pair, batches) -> None:
 
 
 def test_equal_batches_have_the_same_random_vectors_in_one_run_as_in_shards(pair, batches) -> None:
-    once, twice = (pt2qa.error_budget(pair, batches[:1] * count, method="projection", projections=2) for count in (1, 2))
+    once, twice = (
+        pt2qa.error_budget(pair, batches[:1] * count, method="projection", projections=2) for count in (1, 2)
+    )
     assert [row.noise for row in twice.rows] == [2 * row.noise for row in once.rows]
     assert [row.error for row in twice.rows] == pytest.approx([row.error for row in once.rows])
     assert [row.noise for row in pt2qa.merge([once, once]).rows] == [row.noise for row in twice.rows]
