@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import Any, Literal
 
 from torch import Tensor
@@ -147,7 +148,7 @@ def order_bundles(
 
 def total_noise(noise: Mapping[int, Noise], sites: Iterable[int], outputs: Iterable[int]) -> Noise:
     silent = (0.0,) * len(tuple(outputs))
-    found = [noise.get(site, silent) for site in sites]
+    found = [noise.get(site, silent) for site in sorted(sites)]
     return tuple(map(sum, zip(*found, strict=True))) if found else silent
 
 
@@ -190,10 +191,10 @@ class Costs:
         return max(self.macs_of(names), LEAST_COST) if names else 0.0
 
     def macs_of(self, ops: Collection[str]) -> float:
-        return sum(self.macs.get(name, 0.0) for name in set(ops))
+        return fsum(self.macs.get(name, 0.0) for name in set(ops))  # the same in any order
 
     def bytes_of(self, ops: Collection[str]) -> float:
-        return sum(self.bytes.get(name, 0.0) for name in set(ops))
+        return fsum(self.bytes.get(name, 0.0) for name in set(ops))
 
 
 def costs_of(pair: QuantizedPair, values: Sequence[Any]) -> Costs:

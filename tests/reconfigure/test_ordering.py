@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pt2qa._reconfigure.candidates import EditCandidate, order_bundles, sites_off
+from fractions import Fraction
+from itertools import permutations
+
+from pt2qa._reconfigure.candidates import Costs, EditCandidate, order_bundles, sites_off, total_noise
 from pt2qa.overrides.annotations import Edge
 from pt2qa.overrides.plan import Edit
 
@@ -51,3 +54,12 @@ def test_what_costs_nothing_comes_first() -> None:
 
 def test_edits_without_gain_are_left_out() -> None:
     assert order_bundles([A], EDGES_OF, {1: (5.0,)}) == []
+
+
+def test_sums_are_the_same_in_any_order() -> None:
+    """The order of a set of names is another one in each process."""
+    shares = dict.fromkeys("abcdefghij", 0.1)
+    costs, whole = Costs(shares, shares, 0.0), float(sum(map(Fraction, shares.values())))
+    assert costs.macs_of("abcdefghij") == costs.bytes_of("jihgfedcba") == whole == 1.0
+    noise = {0: (0.1,), 1: (0.2,), 2: (0.3,)}
+    assert len({total_noise(noise, sites, range(1)) for sites in permutations(noise)}) == 1
