@@ -48,7 +48,7 @@ class Bed:
     specs: list[Callable[[Graph], None]] = field(default_factory=list)
     overrides: list[pt2qa.Edit] = field(default_factory=list)
     finish: Callable[[Bed, pt2qa.QuantizedPair], pt2qa.QuantizedPair] | None = None
-    _captured: pt2qa.Capture | None = None
+    _captured: tuple[list[type], pt2qa.Capture] | None = None
 
     @classmethod
     def made(cls, kind: str, seed: int, quantizer: str) -> Bed:
@@ -75,10 +75,11 @@ class Bed:
         return pt2qa.capture(model or self.model, (self.calibration[0],), decompose=self.net.decompose)
 
     def graph(self) -> Graph:
-        """The float graph, for names; capture it after the last change of the model's structure."""
-        if self._captured is None:
-            self._captured = self.capture()
-        return Graph(self._captured.module(), self._captured.names)
+        """The float graph, for names; captured again once modules are of other types."""
+        types = [type(module) for module in self.model.modules()]
+        if self._captured is None or self._captured[0] != types:
+            self._captured = types, self.capture()
+        return Graph(self._captured[1].module(), self._captured[1].names)
 
     def quantized(self, model: nn.Module | None = None) -> pt2qa.QuantizedPair:
         """The pair that pt2qa makes of the model, or of another one."""
