@@ -104,7 +104,7 @@ def test_data_whose_input_is_in_another_unit_have_one_reason(case: Case) -> None
         "cause": "narrow-calibration",
         "name": "input",
         "evidence": "the values of input in the calibration data are 10 x smaller than those in use "
-        "(root mean square of the batch in the middle)",
+        "(root mean square of the sample in the middle)",
         "remedy": f"{REMEDY}: {CALL}",
         "sentence": "the calibration data have input in another unit than the data in use",
         "audited": True,
@@ -138,9 +138,19 @@ def pictures() -> Case:
     return case_of(pair, batches)
 
 
-def test_sizes_are_by_channel_of_pictures_and_in_the_batch_in_the_middle(pictures: Case) -> None:
+def test_sizes_are_by_channel_of_pictures_and_in_the_sample_in_the_middle(pictures: Case) -> None:
     sizes = calibration._sizes(pictures, pictures.data)
     assert sizes == pytest.approx({"picture, channel 0": 3.0, "picture, channel 1": 1.0, "tokens": 2.0})
+
+
+def test_one_sample_does_not_make_a_unit() -> None:
+    """A glitch of the sensor in one of four: calibration on it would ruin all others."""
+    torch.manual_seed(0)
+    batch = torch.randn(4, 8)
+    made = case_of(quantized_pair(nn.Linear(8, 4), batch, batches=[batch]), [batch * torch.tensor([[1, 1, 30, 1]]).T])
+    assert made.is_calibrated_on_others
+    assert calibration._sizes(made, made.data)["input"] < 1.5 * calibration._sizes(made, made.calibration)["input"]
+    assert list(calibration.inputs(made)) == []
 
 
 @pytest.mark.parametrize(

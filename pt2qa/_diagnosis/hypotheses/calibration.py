@@ -118,7 +118,7 @@ def inputs(case: Case) -> Iterator[Hypothesis]:
             cause="wide-calibration" if ratio > 1 else "narrow-calibration",
             name=name.partition(",")[0],
             evidence=f"the values of {name} in the calibration data are {how}{' than those in use' if ratio else ''} "
-            "(root mean square of the batch in the middle)",
+            "(root mean square of the sample in the middle)",
             sentence=f"the calibration data have {name} in another unit than the data in use",
             audited=True,
         )
@@ -140,7 +140,7 @@ COLOURS = 4
 
 
 def _sizes(case: Case, data: Data) -> dict[str, float]:
-    """The root mean square of each floating-point input, of pictures by channel, in the batch in the middle."""
+    """The root mean square of each floating-point input, of pictures by channel, in the sample in the middle."""
     program = case.pair.program
     sizes: list[tuple[str, float]] = []
     for batch in data:
@@ -148,12 +148,11 @@ def _sizes(case: Case, data: Data) -> dict[str, float]:
         read = case.counted(data, batch, values).inputs(values)
         for slot, value in zip(program.inputs, read, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                name, squares = program.input_names[program.inputs.index(slot)], float64(value).square()
-                if value.dim() > 2 and value.shape[1] <= COLOURS:
-                    by_channel = squares.transpose(0, 1).flatten(1).mean(1).tolist()
-                    sizes += [(f"{name}, channel {number}", each) for number, each in enumerate(by_channel)]
-                else:
-                    sizes.append((name, float(squares.mean())))
+                name, count = program.input_names[program.inputs.index(slot)], value.shape[0] if value.dim() else 1
+                apart = value.dim() > 2 and value.shape[1] <= COLOURS
+                means = float64(value).square().reshape(count, value.shape[1] if apart else 1, -1).mean(2)
+                for number, own in enumerate(means.T.tolist()):
+                    sizes += [(f"{name}, channel {number}" if apart else name, each) for each in own]
     by_name = grouped(each for own in everywhere(sizes) for each in own)
     return {name: median(found) ** 0.5 for name, found in by_name.items()}
 
