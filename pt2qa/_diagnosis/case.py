@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from pt2qa._diagnosis.budget import budget_of, mechanisms_in
 from pt2qa._diagnosis.budget_report import ErrorBudget
 from pt2qa._diagnosis.causes import CAUSES
 from pt2qa._diagnosis.projected import SiteNoises, site_noises
+from pt2qa._layers.analysis import compare_rounding
+from pt2qa._layers.rows import LayerRow
+from pt2qa._profile.report import CLAMPED
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._ranks import NoBatchError, everywhere, first_anywhere
 from pt2qa._reconfigure.candidates import Costs, costs_from, costs_of
@@ -224,6 +227,15 @@ class Case:
             if count_samples(values):
                 own.add(digest_of(self._positions.of(batch, values).inputs(values)))
         return set().union(*everywhere(own))
+
+    @property
+    def clamped_most(self) -> list[LayerRow]:
+        """The sites that clamp more than 1 % of their values on the evaluation data, most first."""
+        found = compare_rounding(self.pair, replace(self.judge.data, progress=False))
+        stop_if_interrupted(found.notes)
+        self.judge.forwards += 2 * found.batches
+        rows = (row for row in found.rows if row.observed_at == "dq" and row.saturation > CLAMPED)
+        return sorted(rows, key=lambda row: -row.saturation)
 
     @functools.cached_property
     def costs(self) -> Costs:

@@ -18,6 +18,7 @@ from pt2qa._diagnosis.hypotheses.stages import Kernels
 from pt2qa._diagnosis.report import ADVICE, CauseRow, FigureRow, TriedRow, between
 from pt2qa._diagnosis.worth import Worth, error
 from pt2qa._graph.handles import handle_of, source_line
+from pt2qa._layers.rows import LayerRow
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._repair.guard import Method
 from pt2qa._report.prose import few, share
@@ -72,6 +73,8 @@ class Search:
         self.deployed: dict[str, FigureRow] = {}
         self.free: Outcome | None = None
         """That of the free remedies and what :func:`pt2qa.repair` fits; None where it was not tried."""
+        self.beyond: list[LayerRow] = []
+        """The sites that clamp many values, though the target is met; no remedy is measured then."""
         self.outdone: list[tuple[Hypothesis, Gain]] = []
         """What would help in float, but little more than that."""
         self._left: list[tuple[Hypothesis, Gain]] = []
@@ -88,6 +91,7 @@ class Search:
             case.notes += [
                 f"{each.sentence}, though the target is met: {each.evidence}" for each in calibration.inputs(case)
             ]
+            self.beyond = case.clamped_most
             return
         self._bound()
         own = (configuration.unfused, configuration.rounded_before, configuration.dynamic_by_row)
@@ -109,6 +113,8 @@ class Search:
             self._take_free(ranges)
         if self._can_be_better() and (self.free is None or self.repair_helps):  # an observer only makes other ranges
             self._take(observers)
+        if self._can_be_better():
+            self._take(list(precision.needed(self._treated(), clamped=True)))
         if not self.rows and self.repair_helps:
             self._take([repairs.ranged(case, ranges)])
         for each in self.taken[:-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pt2qa._decibels import LOW_SQNR
@@ -14,6 +15,7 @@ from pt2qa.plugins.options import with_options
 if TYPE_CHECKING:
     from pt2qa._diagnosis.case import Case
     from pt2qa._diagnosis.search import Search
+    from pt2qa._layers.rows import LayerRow
     from pt2qa._trials.outcome import Outcome
 
 HALF = 0.5
@@ -27,7 +29,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
     after = search.quality if after is None or not search.state.made_of_edits else after
     case, rows, needed = search.case, search.rows, search.needed
     unit = unit_of(case)
-    now = _quality(case.now, unit)
+    now, beyond = _quality(case.now, unit), _beyond(search.beyond)
     if rows:
         first = rows[0]
         where = f" at {first.name}" if first.name else ""
@@ -41,7 +43,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         elif needed is not None:
             found += f". The target, {number(needed)}, is met{_elsewhere(after, unit)}"
         own = " These samples also calibrate the model: others may gain less." if case.is_judged_on_calibration else ""
-        return f"{found}.{own}{_from_repair(search)}"
+        return f"{found}.{own}{beyond}{_from_repair(search)}"
     if interrupted:
         return f"Interrupted before a cause was found: {now}."
     if math.isnan(case.now.value):
@@ -50,7 +52,8 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         what = "the outputs have no SQNR" if unit == "dB" else f"{unit} of the quantized model is NaN"
         return f"No diagnosis: {what}{where}."
     if needed is not None and case.now.value >= needed:
-        return f"Nothing to do: {now}, the target is {number(needed)}{_elsewhere(case.now, unit)}."
+        done, met = ("The target is met" if beyond else "Nothing to do"), _elsewhere(case.now, unit)
+        return f"{done}: {now}, the target is {number(needed)}{met}.{beyond}"
     if needed is not None:
         return f"{now}; no remedy reaches the target, {number(needed)}.{_from_repair(search)}"
     found = _spread(case)
@@ -98,6 +101,15 @@ def _elsewhere(found: Outcome, unit: str) -> str:
     return f"; samples like these have {decibel(found.lowest)} dB or more" if known else ""
 
 
+def _beyond(rows: Sequence[LayerRow]) -> str:
+    """Which values are clamped, where the target is met all the same."""
+    if not rows:
+        return ""
+    more = f", and many at {counted(len(rows) - 1, 'more site')}" if len(rows) > 1 else ""
+    which = f"{share(rows[0].saturation)} % of the values at {rows[0].name}"
+    return f" {which} are outside the calibrated range and clamped{more}; no remedy was measured."
+
+
 def _from_repair(search: Search) -> str:
     """What repairs give for free after the rows; empty where they were not tried."""
     gain = search.from_repair
@@ -120,7 +132,7 @@ def unit_of(case: Case) -> str:
 
 def next_command(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
-    if interrupted:
+    if interrupted or (search.beyond and not search.rows):  # without a target, remedies are measured
         return "pt2qa.diagnose(pair, batches)"
     if search.state.as_deployed:  # what is left is to be found in what the kernels compute
         aim = "" if search.needed is None else f", target={search.needed:g}"

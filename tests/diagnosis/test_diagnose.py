@@ -270,5 +270,19 @@ def test_calibration_in_another_unit_is_told_where_the_target_is_met_all_the_sam
     met = diagnosed(net, [16 * batch for batch in data[0]], data[1], target=1.0)
     assert met.rows == ()
     (told,) = [note for note in met.notes if "in another unit than the data in use, though the target is met" in note]
+    assert met.verdict.startswith("Nothing to do: ")
     assert "in the calibration data are 16" in told
     assert not any("another unit" in note for note in diagnosed(net, *data, target=1.0).notes)
+
+
+def test_a_target_that_is_met_names_the_values_that_are_clamped(net: nn.Module, data: Any) -> None:
+    """Those of the site that clamps most, as compare_layers counts them."""
+    pair = pt2qa.quantize(pt2qa.capture(net, data[1][0]), "xnnpack", [batch / 16 for batch in data[0]], progress=False)
+    met = pt2qa.diagnose(pair, data[1], metric=lambda model: 1.0, progress=False)
+    rows = pt2qa.compare_layers(pair, data[1], progress=False).rows
+    most = max((row for row in rows if row.saturation > 0), key=lambda row: row.saturation)
+    assert most.saturation > 0.9
+    assert f" {100 * most.saturation:.2f} % of the values at {most.name} are outside" in met.verdict
+    assert met.verdict.endswith("; no remedy was measured.")
+    assert (met.rows, met.tried, met.met) == ((), (), 1)
+    assert met.next_command == "pt2qa.diagnose(pair, batches)"

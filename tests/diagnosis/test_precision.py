@@ -107,6 +107,13 @@ def test_noise_of_values_that_calibration_did_not_see_is_its_fault() -> None:
     }
     found = list(precision.needed(made))
     assert {each.cause for each in found} == {"narrow-calibration"}
+    alone, together = precision.needed(made, clamped=True)  # once all else was tried
+    for each in (alone, together):
+        assert (each.cause, each.name, each.sentence) == ("precision", "c/linear", precision.CLAMPED)
+    assert alone.treatment == Treatment(floats=(Edit("float", ("c/linear",)),))
+    assert set(together.treatment.floats[0].ops) == {"a/linear", "c/linear"}
+    seen_by_none = with_facts(case, {0: 0.3, (0, "activation clamping"): 0.3, 8: 0.1}, ranges=ranges, seen=shown)
+    assert list(precision.needed(seen_by_none, clamped=True)) == []
     both = with_facts(
         case,
         {0: 0.3, (0, "activation clamping"): 0.3, 8: 0.3, (8, "activation clamping"): 0.3, 3: 0.4},

@@ -406,8 +406,9 @@ def test_a_cause_whose_costly_remedy_is_outdone_is_a_row_with_the_free_one(
     monkeypatch.setattr(made, "_bound", run.bound)
     monkeypatch.setattr(made, "_ranges", list)
     for module, name in ((precision, "needed"), (configuration, "observers"), (calibration, "bad_sample")):
-        monkeypatch.setattr(module, name, lambda *given: [])
-    monkeypatch.setattr(made if finder == "_ranges" else precision, finder, lambda *given: costly)
+        monkeypatch.setattr(module, name, lambda *given, **more: [])
+    found = made if finder == "_ranges" else precision
+    monkeypatch.setattr(found, finder, lambda *given, clamped=False: [] if clamped else costly)
     monkeypatch.setattr(made, "_treated", lambda: made.case)
     run()
     (row,) = made.rows
@@ -762,6 +763,7 @@ class Run:
         patch.setattr(calibration, "is_of_another_kind", lambda *given: self.at_fault)
         patch.setattr(sites, "has_unused_levels", lambda *given: False)
         patch.setattr(repairs, "bound", lambda *given: (self.free, self.ranges))
+        patch.setattr(Case, "clamped_most", ["clamped"])
         patch.setattr(self.made, "_repair", lambda: self.taken.append(["repair"]))
         patch.setattr(self.made, "_take", lambda found: self.taken.append([each.name for each in found]))
         patch.setattr(self.made, "_bound", self.bound)
@@ -772,7 +774,7 @@ class Run:
     def finder(self, name: str) -> Any:
         def find(*given: Any, **more: Any) -> Any:
             cause = "outlier-channel" if name in self.costly else "bias"
-            yield remedy(cause, f"{name}{more.get('data_at_fault', '')}", floats=name in self.costly)
+            yield remedy(cause, f"{name}{next(iter(more.values()), '')}", floats=name in self.costly)
 
         return find
 
@@ -798,6 +800,7 @@ def test_faults_come_first_then_repairs_then_what_leaves_int8(search: Search, mo
         ["outliers"],
         ["needed"],
         ["observers"],
+        ["neededTrue"],
     ]
 
 
@@ -813,6 +816,7 @@ def test_other_data_and_observers_come_first_where_ranges_are_at_fault(
         ["outliers"],
         ["needed"],
         [],
+        ["neededTrue"],
     ]
 
 
@@ -837,14 +841,17 @@ def test_ranges_that_promise_nothing_are_not_looked_for(search: Search, monkeypa
         ["ranges_of_calibration", "bad_sample"],
         [],
         ["needed"],
+        ["neededTrue"],
     ]
 
 
 def test_a_model_that_is_good_enough_has_faults_alone(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(search, monkeypatch, 0.99e-4)
     assert [len(each) for each in run()] == [17, 1, 2]
-    assert Run(search, monkeypatch, 0.01, needed=20.0)() == [AUDITS[:3]]
-    assert [len(each) for each in Run(search, monkeypatch, 0.01, needed=20.1)()] == [17, 1, 2, 1, 1, 1]
+    met = Run(search, monkeypatch, 0.01, needed=20.0)
+    assert met() == [AUDITS[:3]]
+    assert met.made.beyond == ["clamped"]
+    assert [len(each) for each in Run(search, monkeypatch, 0.01, needed=20.1)()] == [17, 1, 2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf])

@@ -62,7 +62,14 @@ def searched(now: Outcome, needed: float | None = None, *rows: CauseRow, **given
         names=lambda indices: tuple(sites[index].name for index in indices),
     )
     own = {"rows": rows, "bounds": {}, "from_repair": None, "repair_helps": False, "state": Treatment(), "quality": now}
-    own |= {"out_of_reach": None, "clamped": None, "tried": [], "deployed": {}, "worth": SimpleNamespace(least=0.01)}
+    own |= {
+        "out_of_reach": None,
+        "clamped": None,
+        "beyond": [],
+        "tried": [],
+        "deployed": {},
+        "worth": SimpleNamespace(least=0.01),
+    }
     return SimpleNamespace(case=case, needed=needed, **{**own, **given})
 
 
@@ -101,6 +108,21 @@ def test_a_target_that_is_met_says_what_other_data_have() -> None:
     assert enough == f"Nothing to do: 25.0 dB, the target is 25; samples like these have {after.lowest:.1f} dB or more."
     assert said(searched(of_db(24.0), 25.0, target=target)) == "24.0 dB; no remedy reaches the target, 25."
     assert said(searched(of_db(math.nan), 25.0, row(), target=target), of_db(math.nan)).endswith("is not met.")
+
+
+def test_a_target_that_is_met_does_not_hide_values_that_are_clamped() -> None:
+    target = Target(10.0)
+    beyond = [SimpleNamespace(name=name, saturation=part) for name, part in (("conv", 0.94), ("x", 0.5), ("fc", 0.02))]
+    given: dict[str, Any] = {"target": target, "beyond": beyond[:1]}
+    told = "94.00 % of the values at conv are outside the calibrated range and clamped"
+    one = searched(of_db(10.0), 10.0, **given)
+    assert said(one) == f"The target is met: 10.0 dB, the target is 10. {told}; no remedy was measured."
+    assert next_command(one, None, interrupted=False) == "pt2qa.diagnose(pair, batches)"
+    many = f"{told}, and many at 2 more sites; no remedy was measured."
+    assert said(searched(of_db(10.0), 10.0, target=target, beyond=beyond)).endswith(f"the target is 10. {many}")
+    changed = searched(of_db(10.0), 10.0, row(cause="capture-changed", gain=math.nan), **given)
+    assert said(changed).endswith(f"The target, 10, is met. {told}; no remedy was measured.")
+    assert next_command(changed, None, interrupted=False) == "the remedy"
 
 
 def test_data_that_calibrate_and_repairs_are_told_after_the_causes() -> None:

@@ -20,11 +20,18 @@ MOST = 3
 SHARE = 0.2
 """The share of the noise of all sites below which a region is not tried by itself: without it there is 1 dB less."""
 
+CLAMPED = "rare values are clamped, and nothing that was tried in int8 certainly holds them"
+"""What is said of ops in float that calibration saw such values of, or nearly."""
 
-def needed(case: Case) -> Iterator[Hypothesis]:
-    """The regions whose fallback to float frees the most noise, and the nested graphs."""
-    yield from _nested(case)
+
+def needed(case: Case, *, clamped: bool = False) -> Iterator[Hypothesis]:
+    """The regions whose fallback to float frees the most noise, and the nested graphs.
+
+    With ``clamped``, only regions that clamp rare values which no calibration covers, once all else was tried.
+    """
     annotations = case.annotations
+    if not clamped:
+        yield from _nested(case)
     if annotations is None:
         return
     edges_of = edges_by_site(case.pair, annotations)
@@ -32,7 +39,7 @@ def needed(case: Case) -> Iterator[Hypothesis]:
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
         noise = sum(map(case.noise, freed))
-        if noise > 0 and _cause(case, freed):
+        if noise > 0 and bool(_cause(case, freed)) is not clamped:
             found.append((noise, candidate, freed))
     # With a target, small gains count, too.
     least = SHARE if case.judge.target is None else 0.0
@@ -43,17 +50,20 @@ def needed(case: Case) -> Iterator[Hypothesis]:
         tried.append(set(candidate.edit.ops))
         worst = max(freed, key=case.noise)
         yield Hypothesis(
-            cause=_cause(case, freed),
+            cause=_cause(case, freed) or "precision",
             name=case.pair.sites[worst].name,
             others=candidate.edit.ops,
             evidence=f"accounts for {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
+            sentence=CLAMPED if clamped else "",
             remedy=f"keep these ops in float: {', '.join(candidate.edit.ops)}",
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
     noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
-    yield from _together(case, noisiest[:MOST], tried)
-    yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
+    if bool(_cause(case, noisiest[:MOST])) is not clamped:
+        yield from _together(case, noisiest[:MOST], tried, CLAMPED if clamped else "")
+    if not clamped:
+        yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
 
 
 def _nested(case: Case) -> Iterator[Hypothesis]:
@@ -72,14 +82,14 @@ def _nested(case: Case) -> Iterator[Hypothesis]:
             )
 
 
-def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> Iterator[Hypothesis]:
+def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]], sentence: str = "") -> Iterator[Hypothesis]:
     """Sites all at once: what one op makes and the next amplifies needs both in float."""
     ops = ops_in_float(case, worst)
-    if len(worst) < 2 or not ops or not _cause(case, worst) or any(set(ops) <= before for before in tried):
+    if len(worst) < 2 or not ops or any(set(ops) <= before for before in tried):
         return
     noise = case.share(case.noise, worst)
     yield Hypothesis(
-        cause=_cause(case, worst),
+        cause=_cause(case, worst) or "precision",
         name=case.pair.sites[worst[0]].name,
         others=(*case.names(worst), *ops),
         evidence=f"{share(noise)} % of the noise of all sites comes from {counted(len(worst), 'site')} (error budget)",
@@ -87,6 +97,7 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]]) -> It
         treatment=Treatment(floats=(Edit("float", ops),)),
         cost=case.costs.macs_of(ops),
         share=noise,
+        sentence=sentence,
     )
 
 
