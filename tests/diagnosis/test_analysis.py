@@ -123,7 +123,8 @@ def test_data_apart_and_targets(narrow: Any) -> None:
     assert found.code != ""
     assert found.code_verified.startswith("not run")
     reached = diagnosed(narrow, target=-100.0, verify_code=False)
-    assert (reached.met, reached.rows, reached.next_command) == (1, (), "")
+    assert (reached.met, reached.rows, reached.next_command) == (1, (), "pt2qa.diagnose(pair, batches)")
+    assert "are outside the calibrated range and clamped" in reached.verdict
     assert reached.code == reached.code_verified == ""
 
 
