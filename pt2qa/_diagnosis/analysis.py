@@ -162,7 +162,9 @@ def diagnose(
         figures=tuple(search.figures(after)),
         asides=tuple(AsideRow(row.rule, row.name, row.why, row.fix) for row in errors),
         verdict=reference.health.before(verdict_of(search, after, interrupted=interrupted)) + but,
-        next_command=next_command(search, after, interrupted=interrupted) or (but and "pt2qa.check(pair)"),
+        next_command=next_command(search, after, interrupted=interrupted)
+        or (but and "pt2qa.check(pair)")
+        or ("pt2qa.diagnose(pair, batches)" if search.beyond else ""),  # without a target, remedies are measured
         unit=unit_of(case),
         target=target_of(search),
         story=story_of(search, after),

@@ -132,7 +132,7 @@ def unit_of(case: Case) -> str:
 
 def next_command(search: Search, after: Outcome | None, *, interrupted: bool) -> str:
     """What to call next, or what to change; empty if there is nothing to do."""
-    if interrupted or (search.beyond and not search.rows):  # without a target, remedies are measured
+    if interrupted:
         return "pt2qa.diagnose(pair, batches)"
     if search.state.as_deployed:  # what is left is to be found in what the kernels compute
         aim = "" if search.needed is None else f", target={search.needed:g}"

@@ -136,7 +136,7 @@ def test_findings_are_made_where_none_are_given(narrow: Any) -> None:
     assert "pt2qa.check finds" not in found.verdict
     wrong = replace(given, rows=(Finding("rule", "error", "0/linear", "", "does not lower", "fix", math.nan),))
     found = diagnosed(narrow, findings=wrong, target=-100.0, verify_code=False)
-    assert ". Nothing to do: " in found.verdict
+    assert ". The target is met: " in found.verdict
     assert found.verdict.endswith(". But pt2qa.check finds 1 error.")
     assert found.next_command == "pt2qa.check(pair)"
     other = residual_pair()
