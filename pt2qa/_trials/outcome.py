@@ -27,7 +27,7 @@ from pt2qa._simulator.batches import Batch, count_samples, nbytes_of, output_nam
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.lifetimes import slots_in
 from pt2qa._simulator.verification import digest_of
-from pt2qa._trials.evidence import Gain, gain_of, interval
+from pt2qa._trials.evidence import Gain, interval, is_steady
 from pt2qa.errors import BatchError, SelectionError
 
 KEPT_BYTES = 1 << 28
@@ -258,7 +258,7 @@ class Outcome:
             rest = torch.arange(len(before)) != but
             before, after = before[rest], after[rest]
             value = _difference(decibels(1.0, float(before.sum())), decibels(1.0, float(after.sum())))
-        return gain_of(value, before, after, output)
+        return Gain(value, *interval(before, after), output, is_steady(before, after))
 
 
 def _difference(before: float, after: float) -> float:

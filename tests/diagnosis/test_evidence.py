@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pt2qa._trials.evidence import Gain, gain_of, interval, is_steady, least, student
+from pt2qa._trials.evidence import Gain, interval, is_steady, student
 from pt2qa._trials.outcome import Outcome
 
 
@@ -36,27 +36,6 @@ def test_a_remedy_without_effect_is_seldom_certain() -> None:
     assert sum(certain) / len(certain) < 0.05
 
 
-def measured(before: Tensor, after: Tensor) -> Gain:
-    return gain_of(float(10 * (before.sum() / after.sum()).log10()), before, after)
-
-
-def test_values_that_are_clamped_no_more_gain_for_certain() -> None:
-    """Few samples make most of the error before, and all alike after: another set may lose, but not all data."""
-
-    def drawn(gain: float) -> Gain:
-        hard, other = torch.randn(2, 48, dtype=torch.float64)
-        return measured((2 * hard - 2).exp(), (0.8 * hard + 0.6 * other - 0.5).exp() * 10 ** (-gain / 10))
-
-    torch.manual_seed(0)
-    gained, alike = [drawn(6.0) for _ in range(200)], [drawn(0.0) for _ in range(200)]
-    assert sum(each.is_certain for each in gained) > 120
-    assert sum(each.low > 0 for each in gained) < 60
-    assert not any(each.is_certain for each in alike)
-    assert sum(measured(*errors(32, 1.0, 0.0)).is_certain for _ in range(400)) < 20
-    one = torch.tensor([4.0, 0.0, 0.0], dtype=torch.float64)
-    assert least(one, one / 2) == -math.inf
-
-
 def _without_effect() -> list[tuple[float, float]]:
     return [interval(*errors(32, 1.0, 0.0)) for _ in range(400)]
 
@@ -72,7 +51,9 @@ def test_a_gain_that_one_sample_makes_is_not_certain() -> None:
 def test_samples_that_gain_one_by_one_are_steady_though_few_of_them_make_most_of_the_error() -> None:
     torch.manual_seed(0)
     before, after = errors(32, 3.0, 10.0)
-    gain = measured(before, after)
+    gain = Gain(
+        float(10 * (before.sum() / after.sum()).log10()), *interval(before, after), "", is_steady(before, after)
+    )
     assert (gain.is_certain, gain.is_steady, gain.holds) == (False, True, True)
     assert not is_steady(after, before)
     assert not is_steady(*torch.ones(2, 32, dtype=torch.float64))

@@ -11,7 +11,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from pt2qa._trials.evidence import Gain, gain_of
+from pt2qa._trials.evidence import Gain, interval, is_steady
 from pt2qa._trials.outcome import squares_by_row
 from tests.diagnosis.blind.bed import Bed, UnfitError
 from tests.diagnosis.blind.faults import KINDS
@@ -55,8 +55,9 @@ def share(draw: Callable[[torch.Generator], bool]) -> float:
     return mean(draw(generator) for _ in range(DRAWS))
 
 
-def measured_gain(before: Tensor, after: Tensor) -> Gain:
-    return gain_of(float(10 * (before.sum() / after.sum()).log10()), before, after)
+def gain_of(before: Tensor, after: Tensor) -> Gain:
+    value = float(10 * (before.sum() / after.sum()).log10())
+    return Gain(value, *interval(before, after), "", is_steady(before, after))
 
 
 def measured(before: Tensor, after: Tensor, size: int, others: int) -> tuple[float, ...]:
@@ -68,17 +69,17 @@ def measured(before: Tensor, after: Tensor, size: int, others: int) -> tuple[flo
 
     def within(generator: torch.Generator) -> bool:
         own, rest = drawn(generator)
-        found = measured_gain(before[own], after[own])
-        return found.low <= measured_gain(before[rest], after[rest]).value <= found.high
+        found = gain_of(before[own], after[own])
+        return found.low <= gain_of(before[rest], after[rest]).value <= found.high
 
     def gain(generator: torch.Generator) -> Gain:
         own, _ = drawn(generator)
-        return measured_gain(before[own], after[own])
+        return gain_of(before[own], after[own])
 
     def by_chance(generator: torch.Generator) -> Gain:
         own, _ = drawn(generator)
         swap = torch.rand(size, generator=generator) < 0.5
-        return measured_gain(torch.where(swap, after[own], before[own]), torch.where(swap, before[own], after[own]))
+        return gain_of(torch.where(swap, after[own], before[own]), torch.where(swap, before[own], after[own]))
 
     return (
         share(within),
