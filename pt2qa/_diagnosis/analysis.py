@@ -23,7 +23,7 @@ from pt2qa._diagnosis.worth import LEAST, MACS, Worth
 from pt2qa._quantize.pairing import QuantizedPair, check_pair, identity_of
 from pt2qa._quantize.plain_flow import kept_flow
 from pt2qa._ranks import everywhere, in_step
-from pt2qa._repair.methods import methods_named
+from pt2qa._repair.methods import QUICK, methods_named
 from pt2qa._report.base import Report
 from pt2qa._report.notes import Note
 from pt2qa._report.prose import counted
@@ -110,7 +110,7 @@ def diagnose(
             "the kernels are compared with the same mask."
         )
     _refuse_reports_of_others(pair, findings, deployed)
-    aim, methods = _aim(metric, target), methods_named(repairs, "repairs")
+    aim, methods = _aim(metric, target), methods_named(repairs, "repairs", QUICK)
     data = Data("batches", batches, inputs_of, mask, progress)
     measured = Data("evaluation", batches if evaluation is None else evaluation, inputs_of, mask, progress)
     # Measured on MobileNetV2 and EfficientNet-Lite0; what is needed depends on what is found.

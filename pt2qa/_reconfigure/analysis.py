@@ -318,7 +318,8 @@ def repair(
         ``shifting``: moves the channel offsets of norms into the biases around them.
         ``equalization``: scales channels of unequal size, in the weights that write and read them.
         ``ranges``: chooses the range of each activation, or group that shares one, for the least error of the output.
-        ``rounding``: rounds weights with error feedback between their columns; only if it is named.
+        ``rounding``: rounds weights with error feedback between their columns; by default only where
+            that takes neither long nor a large plan.
         ``biases``: corrects the mean error of each convolution and linear, as far as that helps the output.
 
     Each method is fitted to one half of the calibration batches and measured on the other, and vice versa; if it gains
@@ -328,7 +329,7 @@ def repair(
         pair: what :func:`pt2qa.quantize` returned; it is not changed.
         batches: data on which the result is measured, preferably not the calibration batches; a list, or a loader that
             starts over.
-        methods: names of methods; None: all but ``rounding``.
+        methods: names of methods; None: all.
         metric: a function of a model, such as accuracy on your own data, to report in addition to the SQNR: of the
             float model, and before and after the repair.  The model is called like the captured one.
         calibration: batches to fit to and to recalibrate with, two or more; None: the pair's calibration batches.

@@ -2,15 +2,16 @@
 
 Each column of a weight is rounded to the scale that it has, and its error is taken back, as far as that is possible, in
 the columns that are not rounded yet.  With x the rounded inputs of the op as rows, ``H = x.T @ x`` with a hundredth of
-its mean diagonal added, and U the upper Cholesky factor of its inverse::
+its mean diagonal added, and L its lower Cholesky factor::
 
-    column j:   q = round(w[:, j]),   w[:, j + 1:] -= (w[:, j] - q) / U[j, j] * U[j, j + 1:]
+    column j, from the last one on:   q[:, j] = round(w[:, j] + (w - q)[:, j + 1:] @ L[j + 1:, j] / L[j, j])
 
-columns with large inputs first.  A grouped convolution has an H for each group.  One forward of each batch, and
+columns with large inputs last.  A grouped convolution has an H for each group.  One forward of each batch, and
 groups * (inputs of a group)**2 numbers for each fold of the data.
 
-Source:
-    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (Frantar et al., 2022).
+Sources:
+    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (Frantar et al., 2022); without
+    an inverse, as "The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm" (Chen et al., 2025).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -44,6 +46,12 @@ BLOCK = 128
 LARGEST = 5000
 """Inputs of an op up to which it is rounded: a matrix of this size takes 100 MB."""
 
+MOST_WEIGHTS = 1 << 25
+"""Weights up to which it is a default: a plan with them takes 45 MB."""
+
+MOST_WORK = 1 << 39
+"""Sum of the cubes of inputs up to which it is a default; half of that are the multiply-adds of three fits' factors."""
+
 
 @dataclass(frozen=True, slots=True)
 class FittedIntegers(Fit):
@@ -54,7 +62,7 @@ class FittedIntegers(Fit):
     @property
     def edits(self) -> tuple[Edit, ...]:
         return tuple(
-            Edit("round", (name,), values=in_base64(values.flatten().tolist(), "b"))
+            Edit("round", (name,), values=in_base64(values.cpu().numpy(), "<i1"))
             for name, (_, _, values) in self.integers.items()
         )
 
@@ -69,6 +77,8 @@ class Rounding:
     """``grams`` are ``x.T @ x`` by fold and op, of shape (groups, inputs of a group, inputs of a group)."""
 
     name: ClassVar[str] = "rounding"
+    most: ClassVar[tuple[float, float]] = (inf, inf)
+    """Weights, and the sum of the cubes of their inputs."""
 
     left_out: str
 
@@ -81,13 +91,19 @@ class Rounding:
         ops = tuple(_ops_in(pair))
         if not ops:
             raise SelectionError("no linear or convolution has an int8 weight of its own")
+        count = sum(weight.reference.numel() for _, weight in ops)
+        work = sum(_groups(step) * weight.reference[0].numel() ** 3 for step, weight in ops)
+        for needed, most, what in zip((count, work), cls.most, ("weights", "inputs cubed"), strict=True):
+            if needed > most:
+                raise SelectionError(f"{needed:.2g} {what}, by default at most {most:.2g}; name it to try it")
 
         def add_batch(item: Item, add: Add) -> None:
             run = GradientRun(pair.simulator, item.values)
             for number, (step, weight) in enumerate(ops):
                 assert isinstance(step.args[0], Slot)
-                rows = _rows(step, quantized_input(pair.simulator, run, step.args[0].number).detach(), weight)
-                add(number, rows.mT @ rows)
+                value = quantized_input(pair.simulator, run, step.args[0].number).detach().float()
+                for columns in _columns(step, value, weight):
+                    add(number, columns @ columns.mT)
 
         grams = data.summed(add_batch)
         weights = sum(site.kind == "weight" for site in pair.sites)
@@ -102,6 +118,12 @@ class Rounding:
             params = self.pair.sites[weight.site].params
             found[step.name] = (weight.site, params, _rounded(weight.reference.detach(), params, gram))
         return FittedIntegers(found)
+
+
+class LimitedRounding(Rounding):
+    """For models of which it takes no long time, and no large plan."""
+
+    most = (MOST_WEIGHTS, MOST_WORK)
 
 
 def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
@@ -121,11 +143,10 @@ def _ops_in(pair: QuantizedPair) -> Iterator[tuple[Step, Constant]]:
                 yield step, weight
 
 
-def _rows(step: Step, value: Tensor, weight: Constant) -> Tensor:
-    """The inputs as rows of a product with the weight: float32 of shape (groups, places, inputs of a group)."""
-    value = value.float()
+def _columns(step: Step, value: Tensor, weight: Constant) -> Tensor:
+    """The inputs as columns that the weight multiplies: of shape (samples, groups, inputs of a group, places)."""
     if step.op == "linear":
-        return value.reshape(1, -1, value.shape[-1])
+        return value.reshape(1, 1, -1, value.shape[-1]).mT
     sizes = tuple(weight.reference.shape[2:])
     defaults = ((3, 1), (4, 0), (5, 1))
     options = [step.args[place] if len(step.args) > place else (default,) for place, default in defaults]
@@ -136,8 +157,11 @@ def _rows(step: Step, value: Tensor, weight: Constant) -> Tensor:
         value, sizes = value.unsqueeze(2), (1, *sizes)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     unfolded = F.unfold(value, sizes, dilation=dilation, padding=padding, stride=stride)
-    groups = step.args[6] if len(step.args) > 6 else 1
-    return unfolded.reshape(len(unfolded), groups, -1, unfolded.shape[2]).permute(1, 0, 3, 2).flatten(1, 2)
+    return torch.unflatten(unfolded, 1, (_groups(step), -1))
+
+
+def _groups(step: Step) -> int:
+    return step.args[6] if step.op != "linear" and len(step.args) > 6 else 1
 
 
 def _scales(params: QuantParams) -> tuple[Tensor, Tensor]:
@@ -147,27 +171,27 @@ def _scales(params: QuantParams) -> tuple[Tensor, Tensor]:
 def _rounded(weight: Tensor, params: QuantParams, grams: Tensor) -> Tensor:
     """The integers of a weight: int8 of its shape; ``grams`` are of shape (groups, inputs, inputs)."""
     groups, columns = grams.shape[:2]
-    left = weight.float().reshape(groups, -1, columns).clone()
     scale, zero_point = (
-        each.float().to(weight.device).reshape(groups if len(each) > 1 else 1, -1, 1) for each in _scales(params)
+        each.float().to(weight.device).reshape(groups if len(each) > 1 else 1, 1, -1) for each in _scales(params)
     )
-    order = grams.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
-    left = left.gather(2, order[:, None].expand_as(left))
-    grams = grams.gather(1, order[:, :, None].expand_as(grams)).gather(2, order[:, None].expand_as(grams)).double()
-    damping = (DAMPING * grams.diagonal(dim1=1, dim2=2).mean(1)).clamp(min=1e-12)
-    damped = grams + damping[:, None, None] * torch.eye(columns).to(grams)
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True).float()
-    integers = torch.empty_like(left)
-    for start in range(0, columns, BLOCK):
-        end = min(start + BLOCK, columns)
-        errors = torch.empty_like(left[:, :, start:end])
-        for column in range(start, end):
-            own = left[:, :, column : column + 1]
-            steps = (torch.round(own / scale) + zero_point).clamp(params.quant_min, params.quant_max)
-            integers[:, :, column : column + 1] = steps
-            error = (own - (steps - zero_point) * scale) / upper[:, column, column, None, None]
-            left[:, :, column:end] -= error * upper[:, column, None, column:end]
-            errors[:, :, column - start : column - start + 1] = error
-        left[:, :, end:] -= errors @ upper[:, start:end, end:]
-    result = torch.empty_like(integers).scatter_(2, order[:, None].expand_as(integers), integers)
-    return result.reshape(weight.shape).to(torch.int8)
+    diagonals = grams.diagonal(dim1=1, dim2=2)
+    order = diagonals.argsort(dim=1)[:, :, None]
+    grams = grams.gather(1, order.expand_as(grams)).gather(2, order.mT.expand_as(grams)).double()
+    grams.diagonal(dim1=1, dim2=2).add_((DAMPING * diagonals.double().mean(1, keepdim=True)).clamp(min=1e-12))
+    lower = torch.linalg.cholesky(grams)
+    shares = lower.div_(lower.diagonal(dim1=1, dim2=2)[:, None].clone()).float()
+    given = weight.float().reshape(groups, -1, columns).mT
+    order = order.expand_as(given)
+    given = given.gather(1, order)
+    wanted, errors, integers = given.clone(), torch.empty_like(given), torch.empty_like(given)
+    for end in range(columns, 0, -BLOCK):
+        start = max(end - BLOCK, 0)
+        for column in reversed(range(start, end)):
+            own = slice(column, column + 1)
+            steps = (torch.round(wanted[:, own] / scale) + zero_point).clamp(params.quant_min, params.quant_max)
+            integers[:, own] = steps
+            errors[:, own] = given[:, own] - (steps - zero_point) * scale
+            wanted[:, start:column].addcmul_(errors[:, own], shares[:, own, start:column].mT)
+        wanted[:, :start] += shares[:, start:end, :start].mT @ errors[:, start:end]
+    found = torch.empty_like(integers).scatter_(1, order, integers)
+    return found.mT.reshape(weight.shape).to(torch.int8, memory_format=torch.contiguous_format)

@@ -83,7 +83,7 @@ def profile(flow: str, spec: str | None, apart: bool, printing: options.Printing
     "methods",
     multiple=True,
     metavar="NAME",
-    help="shifting, equalization, ranges, rounding or biases; repeatable.  [default: all but rounding]",
+    help="shifting, equalization, ranges, rounding or biases; repeatable.  [default: all, rounding where it is quick]",
 )
 @options.overrides
 @options.output("--plan", help="Write the edits, for --overrides of other commands.")

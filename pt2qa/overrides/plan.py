@@ -11,13 +11,15 @@ import ctypes
 import json
 import math
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+import numpy as np
+
 from pt2qa._report.atomic import write_atomic
+from pt2qa._report.sums import Array
 from pt2qa.errors import QuantizeError, ReportError
 
 if TYPE_CHECKING:
@@ -132,18 +134,17 @@ class Edit:
     def _check_values(self) -> None:
         try:
             found = self.numbers
-        except (ValueError, TypeError, struct.error) as error:
+        except (ValueError, TypeError) as error:
             raise QuantizeError(f"edit {self.kind!r}: values: {error}; expected numbers in base64") from error
-        if not found or not all(map(math.isfinite, found)):
+        if not len(found) or not np.isfinite(found).all():
             raise QuantizeError(f"edit {self.kind!r}: values: expected finite numbers, one for each channel")
-        if self.kind in ("scale", "smooth") and min(found) <= 0:
+        if self.kind in ("scale", "smooth") and found.min() <= 0:
             raise QuantizeError(f"edit {self.kind!r}: values: expected positive numbers")
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """The values as numbers."""
-        number = "<b" if self.kind == "round" else "<f"
-        return tuple(value for (value,) in struct.iter_unpack(number, base64.b64decode(self.values, validate=True)))
+    def numbers(self) -> Array:
+        """The values: int8 or float32."""
+        return np.frombuffer(base64.b64decode(self.values, validate=True), "<i1" if self.kind == "round" else "<f4")
 
     def _check_range(self) -> None:
         scale, zero_point = self.scale, self.zero_point
@@ -299,9 +300,9 @@ class OverridePlan:
         return cls.from_json(text, source=str(path))
 
 
-def in_base64(numbers: Sequence[float], form: Literal["f", "b"] = "f") -> str:
+def in_base64(numbers: Sequence[float] | Array, form: Literal["<f4", "<i1"] = "<f4") -> str:
     """Numbers as the ``values`` of an edit: float32, or int8."""
-    return base64.b64encode(struct.pack(f"<{len(numbers)}{form}", *numbers)).decode("ascii")
+    return base64.b64encode(np.asarray(numbers, form).tobytes()).decode("ascii")
 
 
 def _edit(value: Any, where: str, source: str) -> Edit:

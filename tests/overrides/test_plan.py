@@ -41,7 +41,8 @@ def test_a_file_gives_the_plan_back(tmp_path: Path) -> None:
 
 
 def test_values_as_numbers() -> None:
-    assert [edit.numbers for edit in PLAN.edits[-4:]] == [(1.0, -2.0), (1.0, -2.0), (1.0, 8.0), (1, -128, -1, 127)]
+    expected = [[1.0, -2.0], [1.0, -2.0], [1.0, 8.0], [1, -128, -1, 127]]
+    assert [edit.numbers.tolist() for edit in PLAN.edits[-4:]] == expected
 
 
 def test_a_plan_reads_as_text() -> None:

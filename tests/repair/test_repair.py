@@ -76,7 +76,7 @@ def test_ops_are_the_same_and_the_reference_is_the_users_model(repaired: pt2qa.R
 
 
 def test_the_plan_and_the_printed_code_give_the_same(repaired: pt2qa.Reconfiguration) -> None:
-    assert {edit.kind for edit in repaired.plan.edits} == {"range", "bias"}
+    assert {edit.kind for edit in repaired.plan.edits} == {"range", "round"}
     assert repaired.code_verified == "equal"
     plan = pt2qa.OverridePlan.from_json(repaired.plan_json)
     pair = clipped_pair(repaired.quantizer)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
-from pt2qa._repair.rounding import Rounding, _rounded
+from pt2qa._repair.rounding import LimitedRounding, Rounding, _rounded
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
 from pt2qa._trials.outcome import Folds
@@ -142,10 +142,40 @@ def test_the_rows_of_groups_are_their_patches() -> None:
         assert torch.allclose(look.grams[0][number][group], expected, rtol=0.05, atol=0.02 * float(expected.max()))
 
 
-def test_only_on_request_and_with_code_that_gives_the_same() -> None:
+def test_columns_are_rounded_as_gptq_publishes_it_with_an_inverse() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(400, 8) @ torch.randn(8, 200) + 0.1 * torch.randn(400, 200)
+    weight, params = torch.randn(12, 200), QuantParams("int8", 0.05, 0, -127, 127)
+    gram = (rows.T @ rows).double()
+    order = gram.diagonal().argsort(descending=True)
+    damped = gram[order][:, order] + 0.01 * gram.diagonal().mean() * torch.eye(200).double()
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    left, expected = weight[:, order].double(), torch.empty(12, 200)
+    for column in range(200):
+        expected[:, order[column]] = torch.round(left[:, column] / 0.05).clamp(-127, 127).float()
+        error = (left[:, column] - expected[:, order[column]] * 0.05) / upper[column, column]
+        left[:, column:] -= error[:, None] * upper[column, column:]
+    assert (_rounded(weight, params, gram.float()[None]).float() != expected).float().mean() < 0.005
+
+
+def test_by_default_where_it_takes_neither_long_nor_a_large_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, held_out = convs_pair("x86"), smooth_pictures(seed=9)
-    plain = pt2qa.repair(pair, held_out, verify_code=False, progress=False)
-    assert not any(note.startswith("rounding") for note in plain.notes)
+    report = pt2qa.repair(pair, held_out, verify_code=False, progress=False)
+    assert "round" in {edit.kind for edit in report.plan.edits}
+    for most, message in (((10, 1e9), "1.8e+03 weights, by default at most 10"), ((1e9, 10), "inputs cubed")):
+        monkeypatch.setattr(LimitedRounding, "most", most)
+        [note] = [
+            each
+            for each in pt2qa.repair(pair, held_out, verify_code=False, progress=False).notes
+            if each.startswith("rounding")
+        ]
+        assert note.startswith("rounding not applied")
+        assert message in note
+        assert note.endswith("name it to try it")
+
+
+def test_code_gives_the_same() -> None:
+    pair, held_out = convs_pair("x86"), smooth_pictures(seed=9)
     report = pt2qa.repair(pair, held_out, methods=["rounding"], progress=False)
     assert {edit.kind for edit in report.plan.edits} == {"round"}
     assert report.code_verified.startswith("equal")
@@ -161,7 +191,7 @@ def test_what_cannot_be_set_is_said() -> None:
         ("mean", 3, "it has no int8 weight of its own"),
         ("fc/linear", 3, r"the weight has the shape \(10, 8\)"),
     ):
-        plan = OverridePlan((Edit("round", (op,), values=in_base64([1] * count, "b")),))
+        plan = OverridePlan((Edit("round", (op,), values=in_base64([1] * count, "<i1")),))
         with pytest.raises(pt2qa.QuantizeError, match=message):
             pt2qa.quantize(pair.capture, "x86", smooth_pictures(), overrides=plan, progress=False)
     with pytest.raises(pt2qa.QuantizeError, match="the plan has round edits, which are made after calibration"):
