@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -354,9 +355,9 @@ def _convert(prepared: GraphModule, name: str, nonfinite: Sequence[str]) -> tupl
 def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair | None:
     """What :func:`pt2qa.quantize` makes of ``overrides`` on the same calibration data, without doing so.
 
-    Only where they add ``range`` and ``bias`` edits to those of the pair: neither changes an op, what an observer sees,
-    or the weights.  The pair's graph is taken with other scales, zero points and biases, and shares everything else.
-    None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
+    Only where they add ``range``, ``bias`` and ``round`` edits to those of the pair: none changes an op or what an
+    observer sees.  The pair's graph is taken with other scales, zero points, biases and integers, and shares everything
+    else.  None for other edits, where a bias is quantized, whose scale would follow, and for trained pairs.
     """
     if pair.origin is not None:
         made = with_numbers(pair.origin.pair, overrides)
@@ -365,16 +366,20 @@ def with_numbers(pair: QuantizedPair, overrides: OverridePlan) -> QuantizedPair 
     if recipe is None or recipe.qat or any(site.kind == "bias" for site in pair.sites):
         return None
     known, added = overrides.edits[: len(recipe.edits)], overrides.edits[len(recipe.edits) :]
-    if known != recipe.edits or not {edit.kind for edit in added} <= {"bias", "range"}:
+    if known != recipe.edits or not {edit.kind for edit in added} <= {"bias", "range", "round"}:
         return None
     annotations = recipe.annotations.with_edits(added)
     ranges = _ranges(pair, recipe.annotations, annotations)
     reference, quantized = map(copy_nodes, (pair.reference, pair.quantized))
     biases = [edit for edit in added if edit.kind == "bias"]
-    if ranges is None or not all(can_add_to_biases(graph, biases, pair.names) for graph in (reference, quantized)):
+    integers = _integers(quantized, [edit for edit in added if edit.kind == "round"], pair.names)
+    if ranges is None or integers is None:
+        return None
+    if not all(can_add_to_biases(graph, biases, pair.names) for graph in (reference, quantized)):
         return None
     copies = dict(zip(pair.quantized.graph.nodes, quantized.graph.nodes, strict=True))
     _set_ranges(pair, copies, ranges)
+    set_parameters(quantized, integers)
     quantized.recompile()
     for graph in (reference, quantized):
         give_biases(graph, biases, pair.names)
@@ -458,6 +463,21 @@ def can_add_to_biases(graph: GraphModule, edits: Iterable[Edit], names: Mapping[
     nodes = ops_of(graph, names)
     found = [nodes.get(edit.ops[0]) for edit in edits]
     return all(node is not None and (lacks_bias(node) or _bias_of(node) is not None) for node in found)
+
+
+def _integers(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpName]) -> dict[str, Tensor] | None:
+    """The weights of ``round`` edits, by attribute of a converted graph; None if one is not stored so for its op."""
+    nodes, found = ops_of(graph, names), dict[str, Tensor]()
+    for edit in edits:
+        read: Any = nodes[edit.ops[0]].args[1] if edit.ops[0] in nodes else None
+        stored = read.args[0] if isinstance(read, Node) and quant_ops.is_dequantize(read) else None
+        if not isinstance(stored, Node) or stored.op != "get_attr" or len(stored.users) > 1:
+            return None
+        before = operator.attrgetter(str(stored.target))(graph)
+        if before.dtype != torch.int8 or before.numel() != len(edit.numbers):
+            return None
+        found[str(stored.target)] = torch.tensor(edit.numbers).reshape(before.shape).to(before.device)
+    return found
 
 
 def lacks_bias(node: Node) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pt2qa
 from pt2qa import Edit, OverridePlan
+from pt2qa._quantize.quantization import with_numbers
 from pt2qa._repair.rounding import LimitedRounding, Rounding, _rounded
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.program import QuantParams
@@ -182,6 +183,21 @@ def test_code_gives_the_same() -> None:
     assert "with pt2qa" not in report.code_verified
     stages = {stage.name: stage.quality for stage in report.stages}
     assert stages["converted"] > stages["before"] + 0.5
+
+
+@QUANTIZERS
+def test_quantizing_again_is_not_needed_and_gives_the_same(quantizer: str) -> None:
+    pair, data = convs_pair(quantizer), Folds(convs_pair(quantizer), Data("calibration", smooth_pictures()))
+    assert pair.capture is not None
+    plan = OverridePlan(Rounding.look(pair, data).fit((0, 1)).edits)
+    made = with_numbers(pair, plan)
+    assert made is not None
+    again = pt2qa.quantize(pair.capture, quantizer, smooth_pictures(), overrides=plan, progress=False)
+    assert pt2qa.compare_weights(made).to_pandas().equals(pt2qa.compare_weights(again).to_pandas())
+    for x in smooth_pictures(seed=3):
+        assert torch.equal(made.quantized(x), again.quantized(x))
+        assert torch.equal(made.reference(x), pair.reference(x))
+    made.verify(smooth_pictures()[0])
 
 
 def test_what_cannot_be_set_is_said() -> None:
