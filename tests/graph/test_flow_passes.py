@@ -492,6 +492,11 @@ def test_weights_get_the_values_of_integers() -> None:
     flow_runtime.set_integers(graph, {"linear": linear}, [("linear", text)])
     assert torch.equal(graph.get_parameter("weight"), integers * observer.calculate_qparams()[0][:, None])
     assert flow_runtime.parameter_of(seen) == "weight"
+    linear.args = (by.inputs[0], held)
+    with pytest.raises(
+        ValueError, match="linear: the quantizer leaves its weight in float here, so it has no integers"
+    ):
+        flow_runtime.set_integers(graph, {"linear": linear}, [("linear", text)])
 
 
 def test_a_buffer_stays_a_buffer_and_other_graphs_keep_theirs() -> None:

@@ -107,6 +107,8 @@ def set_integers(graph_module: GraphModule, ops: Mapping[str, Node], values: Ite
     """Gives the observed weights of ops the values of integers, int8 in base64, in place."""
     for name, integers in values:
         read: Any = ops[name].args[1]
+        if read.op != "call_module":
+            raise ValueError(f"{name}: the quantizer leaves its weight in float here, so it has no integers to set")
         target, observer = parameter_of(read), operator.attrgetter(read.target)(graph_module)
         weight = graph_module.get_parameter(target).detach()
         given = torch.frombuffer(bytearray(base64.b64decode(integers)), dtype=torch.int8).reshape(weight.shape)
