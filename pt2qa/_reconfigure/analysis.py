@@ -19,7 +19,7 @@ from pt2qa._reconfigure.outcome import Result, curve, edit_rows, free_rows, repo
 from pt2qa._reconfigure.report import CurvePoint, Reconfiguration, Stage
 from pt2qa._reconfigure.search import Baseline, Converted, Search, Selection, aimed_until_met, repaired, with_free_edits
 from pt2qa._repair.guard import LEAST_GAIN
-from pt2qa._repair.methods import methods_named
+from pt2qa._repair.methods import UNTIL_MET, methods_named
 from pt2qa._sensitivity.analysis import sensitivity as noise_of_sites
 from pt2qa._sensitivity.report import SensitivityReport
 from pt2qa._simulator.batches import Batch
@@ -106,7 +106,7 @@ def reconfigure(
     aim = Target(-math.inf) if target is None else read_target(target)
     if isinstance(observers, str) or not set(observers) <= set(OBSERVERS):
         raise SelectionError(f"observers: got {observers!r}, expected a list of {', '.join(OBSERVERS)}.")
-    methods = [] if recipe.qat and repairs is None else methods_named(repairs, "repairs")
+    methods = [] if recipe.qat and repairs is None else methods_named(repairs, "repairs", UNTIL_MET)
     if sensitivity is not None:
         check_given(pair, sensitivity)
     data = Data("batches", batches, inputs_of, mask, progress)

@@ -18,7 +18,9 @@ METHODS: Final[Mapping[str, type[Method]]] = {
 }
 DEFAULT: Final[Sequence[type[Method]]] = (Shifting, Equalization, Ranges, LimitedRounding, Biases)
 QUICK: Final[Sequence[type[Method]]] = (Shifting, Equalization, Ranges, Biases)
-"""The default where repairs are one step among others."""
+"""The default of a diagnosis, where repairs are one step among others."""
+UNTIL_MET: Final[Sequence[type[Method]]] = (*QUICK, LimitedRounding)
+"""The default of a search, which ends where its target is met: what makes a large plan comes last."""
 
 _EARLIER: Final = {"smoothing": "equalization"}
 """Names that methods had."""
