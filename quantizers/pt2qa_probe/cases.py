@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torchao.quantization.pt2e.quantizer import (
     DerivedQuantizationSpec,
-    QuantizationAnnotation,
     QuantizationSpec,
     Quantizer,
     SharedQuantizationSpec,
 )
 
 from pt2qa.plugins import TensorSpec
+from pt2qa_probe.internals import annotate, scales_of
 
 FLOAT: Final = TensorSpec("float32")
 INT32: Final = TensorSpec("int32", "symmetric", None, -(2**31), 2**31 - 1)
@@ -131,10 +131,9 @@ class Case:
             inputs |= {weight: _weight(self.weight)} if self.weight != FLOAT else {}
             inputs |= {bias: _bias(self.bias, node)} if self.bias != FLOAT else {}
         between = output if node is last or self.apart else None
-        node.meta["quantization_annotation"] = QuantizationAnnotation(inputs, between, _annotated=True)
+        annotate(node, inputs, between)
         if node is not last:
-            own = {node: output} if self.apart else {}
-            last.meta["quantization_annotation"] = QuantizationAnnotation(own, output, _annotated=True)
+            annotate(last, {node: output} if self.apart else {}, output)
 
 
 class _Branch(nn.Module):
@@ -225,8 +224,8 @@ def _bias(spec: TensorSpec, node: Node) -> DerivedQuantizationSpec:
     scheme = torch.per_tensor_symmetric if spec.axis is None else torch.per_channel_symmetric
 
     def derived(observers: Sequence[Any], _: Any) -> tuple[Tensor, Tensor]:
-        scales = [observer.calculate_qparams()[0] for observer in observers]
-        scale = (scales[0] * scales[1]).flatten()
+        one, other = scales_of(observers)
+        scale = (one * other).flatten()
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
     return DerivedQuantizationSpec(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran, handle_of
+from pt2qa_xnnpack.internals import debug_handles_of, provenance_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +128,7 @@ def _origin(node: Node) -> tuple[str, str]:
     """Name and target of the op that a node of an edge program was made from; one that rounds a value is itself."""
     own = str(getattr(node.target, "_op", node.target))
     source: Any = None
-    rest = () if "quantize_per" in own else node.meta.get("from_node") or ()
+    rest = () if "quantize_per" in own else provenance_of(node)
     while rest:
         source = rest[-1]
         rest = source.from_node
@@ -142,9 +143,8 @@ def _values(block: Any, edge: GraphModule) -> tuple[dict[Node, Tensor], set[Node
     """The values of a run by node, and the nodes inside delegates."""
     by_handle: dict[int, list[Node]] = defaultdict(list)
     for node in edge.graph.nodes:
-        handles = node.meta.get("debug_handle")
-        for handle in handles if isinstance(handles, tuple | list) else () if handles is None else (handles,):
-            by_handle[int(handle)].append(node)
+        for handle in debug_handles_of(node):
+            by_handle[handle].append(node)
     found: dict[Node, Tensor] = {}
     inside: set[Node] = set()
     for event in block.events:

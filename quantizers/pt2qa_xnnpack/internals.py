@@ -33,6 +33,17 @@ def keep_in_float(node: Node) -> None:
     node.meta[_ANNOTATION] = QuantizationAnnotation(_annotated=True)
 
 
+def provenance_of(node: Node) -> Sequence[Any]:
+    """The nodes that a node of an edge program was made from; each has those of its own in ``from_node``."""
+    return node.meta.get("from_node") or ()
+
+
+def debug_handles_of(node: Node) -> list[int]:
+    """The numbers by which ExecuTorch's events name a node."""
+    found = node.meta.get("debug_handle")
+    return [int(each) for each in (found if isinstance(found, tuple | list) else (found,)) if each is not None]
+
+
 def shape_of(node: Node) -> Sequence[int] | None:
     """The traced shape of a node's value; None if it was not traced."""
     value = node.meta.get(_VALUE)

@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 HOMES = (
     "pt2qa/_graph/internals",
-    *(f"quantizers/{plugin}/internals.py" for plugin in ("pt2qa_arm", "pt2qa_openvino", "pt2qa_x86", "pt2qa_xnnpack")),
+    *(f"quantizers/pt2qa_{plugin}/internals.py" for plugin in ("arm", "openvino", "probe", "x86", "xnnpack")),
 )
 FILES = [path for folder in ("pt2qa", "quantizers") for path in sorted((ROOT / folder).rglob("*.py"))]
-OWN = ("pt2qa", "pt2qa_arm", "pt2qa_x86", "pt2qa_xnnpack", "__future__")
+OWN = ("pt2qa", "pt2qa_arm", "pt2qa_probe", "pt2qa_x86", "pt2qa_xnnpack", "__future__")
 
 UNSTABLE = ("torch.ao", "torch.fx.experimental", "torch.utils.flop_counter", "torchao.quantization.pt2e.constant_fold")
 """Modules with public names that are not documented, or that torch announces to go."""
