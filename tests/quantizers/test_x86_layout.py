@@ -18,6 +18,8 @@ from pt2qa_x86 import for_x86
 from tests.flows import direct_sqnr
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+NARROW = not torch.cpu.get_capabilities()["avx512_vnni"]
+"""A CPU without VNNI adds pairs of products in 16 bits, which holds those of integers of seven bits."""
 ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the kernels are oneDNN's")
 
 
@@ -42,7 +44,9 @@ class Tied(nn.Module):
 
 def plain(dynamic: bool) -> tuple[Any, Any]:
     """A flow of torchao alone: the prepared and the converted graph."""
-    config = x86_inductor_quantizer.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+    config = x86_inductor_quantizer.get_default_x86_inductor_quantization_config(
+        is_dynamic=dynamic, reduce_range=NARROW
+    )
     quantizer = x86_inductor_quantizer.X86InductorQuantizer().set_global(config)
     prepared = prepare_pt2e(torch.export.export(strided(), (X,)).module(), quantizer)
     prepared(X)
@@ -72,7 +76,8 @@ def test_torchao_alone_gives_a_wrong_model_and_a_right_one_once_edited(dynamic: 
 @pytest.mark.parametrize("make", [strided, Tied])
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_quantize_edits_it_and_the_printed_code_does_too(make: Any, mode: str) -> None:
-    pair = pt2qa.quantize(pt2qa.capture(make().eval(), X), pt2qa.quantizer("x86", mode=mode), [X], progress=False)
+    quantizer = pt2qa.quantizer("x86", mode=mode, reduce_range=NARROW)
+    pair = pt2qa.quantize(pt2qa.capture(make().eval(), X), quantizer, [X], progress=False)
     assert any("linear has its weight in the order of memory" in note for note in pair.notes)
     assert pt2qa.check(pair, rules=["x86-strided-weight"]).rows == ()
     assert pt2qa.compare_deployed(pair, [X], progress=False).suspects == ()
