@@ -6,9 +6,6 @@ saved report (``pt2qa show``) needs neither torch nor a quantizer.
 
 import lazy_loader
 
-from pt2qa._noise import drop
-
-drop()
 __version__ = "0.2.0"
 
 _imported, _, _names = lazy_loader.attach_stub(__name__, __file__)
@@ -22,6 +19,9 @@ def __getattr__(name: str) -> object:
         near = question(name, __all__) or f"it has {', '.join(__all__)};"
         others = "docs/numeric_suite.md has the names of other tools"
         raise AttributeError(f"module 'pt2qa' has no attribute {name!r}; {near} {others}")
+    from pt2qa._noise import drop
+
+    drop()
     return _imported(name)
 
 

@@ -1,11 +1,11 @@
-"""Drops messages of torch and torchao that a user can do nothing about, once pt2qa is imported; all else is shown."""
+"""Drops messages of torch and torchao that a user can do nothing about, once pt2qa is used; all else is shown."""
 
 from __future__ import annotations
 
 import logging
 import re
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 LOGGED: Final = {
@@ -25,15 +25,17 @@ def _unlike(pattern: str, record: logging.LogRecord) -> bool:
 _FILTERS: Final = {name: partial(_unlike, pattern) for name, pattern in LOGGED.items()}
 
 
+@cache
 def drop() -> None:
-    """Drops them from now on."""
+    """Drops them from now on, once."""
     for name, each in _FILTERS.items():
         logging.getLogger(name).addFilter(each)
     warnings.filterwarnings("ignore", *WARNED)
 
 
 def show() -> None:
-    """Shows them again."""
+    """Shows them from now on."""
+    drop()
     for name, each in _FILTERS.items():
         logging.getLogger(name).removeFilter(each)
     warnings.filterwarnings("default", *WARNED)

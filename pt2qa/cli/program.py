@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from pt2qa import _interrupts, _noise
+from pt2qa import _interrupts
 from pt2qa._interrupts import INTERRUPTED, Interrupts
 
 
@@ -213,11 +213,13 @@ def _heard() -> Iterator[Interrupts]:
 
 def _quiet(args: Sequence[str]) -> Callable[[bytes], bytes]:
     """What stderr prints of what is written: without the noise of libraries, unless ``--debug`` is given."""
+    from pt2qa import _noise
+    from pt2qa.cli.noise import Printed
+
     if "--debug" in args:
         _noise.show()
         return bytes
-    from pt2qa.cli.noise import Printed
-
+    _noise.drop()
     return Printed()
 
 

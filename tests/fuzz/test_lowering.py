@@ -17,7 +17,9 @@ LINEAR = Genome(((6, 5),), {0: Gene("linear_relu", -1, -1, 4), 1: Gene("linear",
 
 
 def test_small_models_are_right_on_the_kernels_and_are_drawn_alike_each_time() -> None:
-    for genome in (LINEAR, lowering.replace(LINEAR, quantizer="everything")):
+    # A CPU without VNNI adds pairs of products in 16 bits, which those of eight bits exceed.
+    healthy = [LINEAR] if torch.cpu.get_capabilities()["avx512_vnni"] else []
+    for genome in (*healthy, lowering.replace(LINEAR, quantizer="everything")):
         outcome = lowering.analyse(genome)
         assert not outcome.failures
         assert outcome.counts[f"{'x86' if genome is LINEAR else 'xnnpack'}: values"] >= 2
