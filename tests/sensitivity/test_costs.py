@@ -160,7 +160,9 @@ def test_an_error_at_the_end_of_a_path_is_the_difference_that_a_run_makes(pair: 
         changed = simulator.on[site.source] if path.constant is not None else seen[path.start.index].clone()
         (error,) = error_at_end(path, simulator, reference, changed)
         expected = seen[path.end.index] - reference[path.end.out]
-        torch.testing.assert_close(error, expected, rtol=1e-4, atol=1e-6, msg=site.name)
+        # Both are differences of values that round at their own size, in kernels that sum in the order of their CPU.
+        atol = 2 * torch.finfo(torch.float32).eps * float(reference[path.end.out].abs().max())
+        torch.testing.assert_close(error, expected, rtol=1e-4, atol=atol, msg=site.name)
     assert all(torch.equal(reference[slot], value) for slot, value in kept.items())
 
 
