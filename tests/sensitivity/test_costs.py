@@ -161,7 +161,7 @@ def test_an_error_at_the_end_of_a_path_is_the_difference_that_a_run_makes(pair: 
         (error,) = error_at_end(path, simulator, reference, changed)
         expected = seen[path.end.index] - reference[path.end.out]
         # Both are differences of values that round at their own size, in kernels that sum in the order of their CPU.
-        atol = max(1e-6, 2 * torch.finfo(torch.float32).eps * float(reference[path.end.out].abs().max()))
+        atol = max(1e-6, 2 * torch.finfo(torch.float32).eps * float(reference[path.end.out].detach().abs().max()))
         torch.testing.assert_close(error, expected, rtol=1e-4, atol=atol, msg=site.name)
     assert all(torch.equal(reference[slot], value) for slot, value in kept.items())
 
