@@ -103,7 +103,12 @@ def test_a_plain_flow_gives_a_wrong_program_and_a_right_one_once_edited(shared: 
     assert direct_sqnr(expected, wrong(X)) < 10
     ((_, held, made_so),) = differences(bytes(wrong.buffer), graph)
     assert made_so
-    assert held == ("its bias is held at 0.1 times its value" if shared else "its limits are 0..inf, here 0..1")
+    assert held == (
+        "its bias is held at 0.1 times its value, with the scale of another call, as ExecuTorch holds a shared bias "
+        "(xnnpack-shared-bias)"
+        if shared
+        else "its limits are 0..inf, here 0..1, as ExecuTorch holds stacked activations (xnnpack-stacked-activations)"
+    )
     pair = pt2qa.pair(torch.export.export(model, (X,)), graph, quantizer="xnnpack")
     rule = "xnnpack-shared-bias" if shared else "xnnpack-stacked-activations"
     (finding,) = rows_of(rule, pair)
