@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from pt2qa._capture.inputs import detached, device_of
 from pt2qa._deployed.apart import Apart
-from pt2qa._deployed.recorded import SUFFIX as RECORDED
-from pt2qa._deployed.recorded import read_outputs
+from pt2qa._deployed.recorded import RECORDED, SUFFIX, read_outputs
 from pt2qa._exclusion import exports
 from pt2qa._graph.handles import copy_nodes
 from pt2qa._graph.internals.nodes import VALUE
@@ -179,7 +178,7 @@ def opened(
 ) -> tuple[DeployedProgram, str]:
     """A program that was made elsewhere, or the outputs recorded there, and what a report calls its backend."""
     _refuse_elsewhere(pair)
-    if path.suffix == RECORDED and path.is_file():
+    if path.suffix == SUFFIX and path.is_file():
         if wanted is not None:
             raise DeploymentError(f"{path}: recorded outputs are not run: omit backend={wanted!r}.")
         return read_outputs(path), "recorded outputs"
@@ -191,7 +190,8 @@ def opened(
     if found is None:
         raise DeploymentError(f"{path}: no installed backend runs such a file. {_accepted(known)} {_ELSEWHERE}")
     found = with_options(found, {} if etrecord is None else {"etrecord": os.fspath(etrecord)})
-    return (Apart(_ready(found)) if apart else _ready(found)).open(path), found.name
+    is_run = path.suffix not in RECORDED
+    return (Apart(_ready(found)) if apart and is_run else _ready(found)).open(path), found.name
 
 
 def inspected(path: Path) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ def _refuse_elsewhere(pair: QuantizedPair) -> None:
 def _accepted(backends: Sequence[Backend]) -> str:
     names = dict.fromkeys((suffix, each.name) for each in backends for suffix in each.suffixes)
     listed = "".join(f"{suffix} ({name}), " for suffix, name in names)
-    return f"Expected {listed}or {RECORDED} (outputs recorded elsewhere)."
+    return f"Expected {listed}or {SUFFIX} (outputs recorded elsewhere)."
 
 
 @exports

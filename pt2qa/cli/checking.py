@@ -141,7 +141,7 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     is_eager=True,
     expose_value=False,
     callback=_inspect,
-    help="Print what a program holds (weights, biases, scales, limits by kernel), and exit. Nothing is run.",
+    help="Print what a program holds (weights, biases, scales, limits by kernel), and exit. No model is run.",
 )
 @options.source("--deployed", help="Compare this program, or outputs recorded on a device, instead of lowering.")
 @click.option(
@@ -207,10 +207,11 @@ def deploy(
         compare = partial(pt2qa.compare_runtimes, pair, batches, backends, metric=given.metric, mask=given.mask)
         report = apart_if_possible(compare, apart)
     elif deployed is not None:
-        recorded = deployed.suffix in (".safetensors", ".etdp")
-        metric = None if recorded else given.metric
+        from pt2qa._deployed.recorded import RECORDED
+
+        metric = None if deployed.suffix in RECORDED else given.metric
         compare = partial(pt2qa.compare_deployed, pair, batches, metric=metric, deployed=deployed, **common)
-        report = apart_if_possible(compare, apart and not recorded)
+        report = apart_if_possible(compare, apart)
     else:
         function: Any = lowered if program is None else pt2qa.compare_deployed
         folder = folder / "program" if program is None else program

@@ -222,3 +222,13 @@ def test_values_inside_a_delegate(pair: pt2qa.QuantizedPair, batches: list[Tenso
     report = pt2qa.compare_deployed(pair, batches[1:2], deployed=tmp_path / "etdump.etdp", progress=False)
     found = [(row.op, row.delegated, row.isolated_max_lsb) for row in report.rows if row.note != "not in the ETDump"]
     assert found == [("relu", True, 0), ("linear", True, 0)]
+
+
+def test_apart_there_is_nothing_to_run_and_the_values_are_compared(
+    pair: pt2qa.QuantizedPair, batches: list[Tensor], dumped: Callable[..., Path]
+) -> None:
+    path = dumped()
+    reports = [pt2qa.compare_deployed(pair, batches[1:], deployed=path, apart=each) for each in (False, True)]
+    here, apart = (str(each.to_pandas()) for each in reports)
+    assert here == apart
+    assert "not in the ETDump" not in {row.note for row in reports[1].rows[:2]}
