@@ -17,10 +17,11 @@ from pt2qa._conformance.nets import ConformanceModel
 from pt2qa._conformance.properties import PROPERTIES, Property
 from pt2qa._conformance.properties.property import Outcome, failed
 from pt2qa._conformance.properties.soundness import NO_SPEC, backend_spec
-from pt2qa._conformance.report import UNJUDGED, ConformanceReport, ConformanceRow, ModelCoverage
+from pt2qa._conformance.report import ConformanceReport, ConformanceRow, ModelCoverage
 from pt2qa._conformance.trial import Failure, QuantizerUnderTest, Trial
 from pt2qa._exclusion import exports
 from pt2qa._printable import did_you_mean
+from pt2qa._report.notes import Note
 from pt2qa._report.rows import Environment
 from pt2qa.errors import CaptureError, SelectionError
 from pt2qa.overrides.points import OUTPUT
@@ -87,7 +88,10 @@ def check_quantizer(
     return ConformanceReport(
         rows=tuple(rows),
         coverage=tuple(run.coverage(model) for model in run.trials),
-        notes=(tested.note, *([f"{UNJUDGED}: {NO_SPEC}"] if unjudged else [])),
+        notes=(
+            tested.note,
+            *([Note(f"{backend_spec.name} was not applied: {NO_SPEC}", "no spec")] if unjudged else []),
+        ),
         quantizer=name,
         environment=Environment.here(""),
         models=len({*MODELS, *run.trials}),

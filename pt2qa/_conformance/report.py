@@ -9,13 +9,13 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from pt2qa._grouping import grouped
 from pt2qa._report.base import Block, Listing, ModelReport, Report
+from pt2qa._report.notes import kind_of
 from pt2qa._report.prose import counted, listed, sections
 from pt2qa._report.rows import column, derived, shown_columns
 from pt2qa._report.storage import register
 from pt2qa._report.table import draw
 
 Verdict = Literal["passed", "failed", "does not apply", "skipped"]
-UNJUDGED: Final = "backend_spec was not applied"
 UNSEEN: Final = "dtypes, axes, ranges and scales that the backend does not take"
 
 
@@ -113,7 +113,7 @@ class ConformanceReport(ModelReport):
 
     @property
     def _without_spec(self) -> bool:
-        return any(note.startswith(UNJUDGED) for note in self.notes)
+        return any(kind_of(note) == "no spec" for note in self.notes)
 
     @derived()
     def seconds(self) -> float:

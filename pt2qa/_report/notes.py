@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, get_args
 
-NoteKind = Literal["interrupted", "of sums", "overrides", "kernels"]
+NoteKind = Literal["interrupted", "of sums", "overrides", "kernels", "no spec"]
 KINDS: Final = frozenset(get_args(NoteKind))
 
 
@@ -15,7 +15,8 @@ class Note(str):
     Args:
         text: what people read.
         kind: ``interrupted``: the report covers what was finished.  ``of sums``: :func:`pt2qa.merge` makes it anew.
-            ``overrides`` and ``kernels``: how the pair was made, and how its kernels differ from it.
+            ``overrides`` and ``kernels``: how the pair was made, and how its kernels differ from it.  ``no spec``: what
+            the backend takes is not known.
 
     >>> note = Note("interrupted: covers the 2 batches that were finished", "interrupted")
     >>> note.kind, note.partition(":")[0]
