@@ -13,6 +13,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 import pt2qa
 from tests.models import images, residual
 
+NARROW = not torch.cpu.get_capabilities()["avx512_vnni"]
+"""A CPU without VNNI adds pairs of products in 16 bits, which holds those of integers of seven bits."""
+
 
 def unedited_pair(model: nn.Module, x: Tensor, mode: str) -> pt2qa.QuantizedPair:
     """A model quantized for XNNPACK without what :func:`pt2qa.quantize` edits for the kernels, as these compute it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pt2qa._ambient import torch_defaults
 from pt2qa._capture.inputs import device_of
 from pt2qa._capture.program import Capture
 from pt2qa._exclusion import exports
-from pt2qa._graph.handles import OpName, copy_nodes, copy_to_edit, name_of, op_of, ops_of, share_constants
+from pt2qa._graph.handles import OpName, attribute_of, copy_nodes, copy_to_edit, name_of, op_of, ops_of, share_constants
 from pt2qa._graph.internals import flow_runtime
 from pt2qa._graph.internals.allocator import return_freed_memory
 from pt2qa._graph.internals.flow_runtime import BIAS, set_parameters
@@ -473,7 +472,7 @@ def _integers(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpN
         stored = read.args[0] if isinstance(read, Node) and quant_ops.is_dequantize(read) else None
         if not isinstance(stored, Node) or stored.op != "get_attr" or len(stored.users) > 1:
             return None
-        before = operator.attrgetter(str(stored.target))(graph)
+        before = attribute_of(graph, stored)
         if before.dtype != torch.int8 or before.numel() != len(edit.numbers):
             return None
         found[str(stored.target)] = torch.tensor(edit.numbers).reshape(before.shape).to(before.device)

@@ -22,6 +22,7 @@ from pt2qa.plugins import Backend, DeployedProgram, Ran, backend_of
 from pt2qa.plugins.options import parse_options, with_options
 from pt2qa_x86 import PLUGIN, X86, X86Backend
 from pt2qa_x86.process import ProgramApart
+from tests.flows import NARROW
 from tests.models import images, residual
 
 
@@ -91,8 +92,6 @@ MODELS: dict[str, tuple[type[nn.Module] | Any, Tensor]] = {
     "tokens": (Tokens, TOKENS),
     "sums": (Sums, ROWS),
 }
-NARROW = not torch.cpu.get_capabilities()["avx512_vnni"]
-"""A CPU without VNNI adds pairs of products in 16 bits, which holds those of integers of seven bits."""
 CASES = [
     ("residual", X86(reduce_range=NARROW)),
     ("images", X86(reduce_range=NARROW)),
@@ -300,13 +299,11 @@ def test_sums_of_two_products_saturate_without_vnni_and_only_there(apart: Lowere
         found = lowered(Heavy(), x, X86(), X86Backend(isa=isa))
         _, values = found.isolated((x,))
         worst[isa] = {name: lsb(pair) for name, pair in values.items() if pair[1].dtype == torch.uint8}
-        assert ("saturate" in found.program.facts[0]) == (
-            isa == "avx2" or not torch.cpu.get_capabilities()["avx512_vnni"]
-        )
+        assert ("saturate" in found.program.facts[0]) == (isa == "avx2" or NARROW)
     hit = "quantize_per_tensor_default_1"
     assert worst["avx2"].pop(hit) > 20
     assert max(worst["avx2"].values()) <= 1
-    if torch.cpu.get_capabilities()["avx512_vnni"]:
+    if not NARROW:
         assert max(worst["native"].values()) <= 1
 
 

@@ -15,11 +15,9 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
 import pt2qa
 from pt2qa._quantize.plain_flow import plain_flow
 from pt2qa_x86 import for_x86
-from tests.flows import direct_sqnr
+from tests.flows import NARROW, direct_sqnr
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
-NARROW = not torch.cpu.get_capabilities()["avx512_vnni"]
-"""A CPU without VNNI adds pairs of products in 16 bits, which holds those of integers of seven bits."""
 ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the kernels are oneDNN's")
 
 

@@ -39,7 +39,7 @@ def needed(case: Case, *, clamped: bool = False) -> Iterator[Hypothesis]:
     for candidate in candidates_of(case.pair, annotations, case.costs, "float"):
         freed = [site for site, edges in edges_of.items() if edges and edges <= candidate.frees]
         noise = sum(map(case.noise, freed))
-        if noise > 0 and bool(_cause(case, freed)) is not clamped:
+        if noise > 0 and (not _cause(case, freed)) is clamped:
             found.append((noise, candidate, freed))
     # With a target, small gains count, too.
     least = SHARE if case.judge.target is None else 0.0
@@ -48,22 +48,21 @@ def needed(case: Case, *, clamped: bool = False) -> Iterator[Hypothesis]:
         if noise < least * case.total_noise or len(tried) == MOST:
             break
         tried.append(set(candidate.edit.ops))
-        worst = max(freed, key=case.noise)
+        worst, cause = max(freed, key=case.noise), _cause(case, freed)
         yield Hypothesis(
-            cause=_cause(case, freed) or "precision",
+            cause=cause or "precision",
             name=case.pair.sites[worst].name,
             others=candidate.edit.ops,
             evidence=f"accounts for {share(noise / case.total_noise)} % of the noise of all sites (error budget)",
-            sentence=CLAMPED if clamped else "",
+            sentence="" if cause else CLAMPED,
             remedy=f"keep these ops in float: {', '.join(candidate.edit.ops)}",
             treatment=Treatment(floats=(candidate.edit,)),
             cost=case.costs.macs_of(candidate.edit.ops),
         )
     noisiest = case.ranked([site.index for site in case.pair.sites], case.noise)
-    if bool(_cause(case, noisiest[:MOST])) is not clamped:
-        yield from _together(case, noisiest[:MOST], tried, CLAMPED if clamped else "")
-    if not clamped:
-        yield from _together(case, [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"], tried)
+    narrow = [site for site in noisiest if _cause(case, [site]) == "narrow-calibration"]
+    for sites in (noisiest[:MOST], narrow):
+        yield from _together(case, sites, tried, clamped)
 
 
 def _nested(case: Case) -> Iterator[Hypothesis]:
@@ -82,14 +81,14 @@ def _nested(case: Case) -> Iterator[Hypothesis]:
             )
 
 
-def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]], sentence: str = "") -> Iterator[Hypothesis]:
+def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]], clamped: bool) -> Iterator[Hypothesis]:
     """Sites all at once: what one op makes and the next amplifies needs both in float."""
-    ops = ops_in_float(case, worst)
-    if len(worst) < 2 or not ops or any(set(ops) <= before for before in tried):
+    ops, cause = ops_in_float(case, worst), _cause(case, worst)
+    if len(worst) < 2 or not ops or (not cause) is not clamped or any(set(ops) <= before for before in tried):
         return
     noise = case.share(case.noise, worst)
     yield Hypothesis(
-        cause=_cause(case, worst) or "precision",
+        cause=cause or "precision",
         name=case.pair.sites[worst[0]].name,
         others=(*case.names(worst), *ops),
         evidence=f"{share(noise)} % of the noise of all sites comes from {counted(len(worst), 'site')} (error budget)",
@@ -97,7 +96,7 @@ def _together(case: Case, worst: Sequence[int], tried: Sequence[set[str]], sente
         treatment=Treatment(floats=(Edit("float", ops),)),
         cost=case.costs.macs_of(ops),
         share=noise,
-        sentence=sentence,
+        sentence="" if cause else CLAMPED,
     )
 
 
