@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pt2qa.errors import Pt2qaError
+from pt2qa import Pt2qaError
 
 
 @click.command()

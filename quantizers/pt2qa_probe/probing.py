@@ -119,7 +119,13 @@ class Probe:
         return self.taken(cases[:half]) + self.taken(cases[half:])
 
     def spec(self, ops: Sequence[str] = OPS, progress: bool | None = None) -> BackendSpec:
-        """The spec of the ops that are taken in some way; ``refused`` has the others."""
+        """The spec of the ops that are taken in some way; ``refused`` has the others.
+
+        Raises:
+            SelectionError: there is no such op.
+        """
+        if unknown := [op for op in ops if op not in OPS]:
+            raise pt2qa.SelectionError(f"no op to probe is named {unknown[0]!r}. Ops: {', '.join(OPS)}.")
         rows: list[OpSpec] = []
         disable = None if progress is None else not progress
         with warnings.catch_warnings():
@@ -226,6 +232,7 @@ def probe(backend: str | Backend, ops: Sequence[str] = OPS, *, progress: bool | 
 
     Raises:
         DeploymentError: the backend cannot run here.
+        SelectionError: there is no such op.
     """
     return Probe(named(backend)).spec(ops, progress)
 

@@ -78,7 +78,7 @@ def read(path: Path, etrecord: Path) -> Recorded:
     from executorch.devtools import Inspector, parse_etrecord
 
     buffer = path.with_name(BUFFER)
-    for each, what in ((etrecord, "give it as etrecord="), (buffer, "the runner writes it")):
+    for each, what in ((etrecord, "give it as etrecord=, or put it there"), (buffer, "the runner writes it")):
         if not each.is_file():
             raise DeploymentError(f"{path}: the values in an ETDump need the file {str(each)!r}, too: {what}.")
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import executorch.kernels.quantized  # noqa: F401  # the kernels of quantize and dequantize
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -26,6 +26,12 @@ import pt2qa
 from pt2qa.errors import DeploymentError, PluginError
 
 TYPES = {torch.float32: ScalarType.FLOAT, torch.int8: ScalarType.CHAR}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> None:
+    """The kernels of quantize and dequantize; not at the module's level, which collecting for doctests runs."""
+    importlib.import_module("executorch.kernels.quantized")
 
 
 @dataclass

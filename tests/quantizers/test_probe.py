@@ -172,3 +172,6 @@ def test_the_command_prints_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(found.output, namespace)
     assert namespace["SPEC"].ops == (OpSpec(ops=("cat",), input=(INT8,), output=(INT8,), one_scale=True),)
     assert "no backend is named 'x'" in CliRunner().invoke(command.main, ["x"]).output
+    refused = CliRunner().invoke(command.main, ["npu", "cat", "cta"])
+    assert refused.exit_code == 1
+    assert "no op to probe is named 'cta'. Ops: conv2d, " in refused.output
