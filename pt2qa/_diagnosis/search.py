@@ -102,7 +102,10 @@ class Search:
         costly = [each for each in found if _takes_out(each)]
         self._take([each for each in found if each not in costly])
         self._repair()
-        self._take([*self.later, *calibration.bad_sample(case, self.state, self.quality)])
+        # What makes most of the noise is certain; which of the data in use show it is not.
+        certain = {"narrow-calibration"} if self.clamped is not None else {}
+        later = [replace(each, audited=each.cause in certain) for each in self.later]
+        self._take([*later, *calibration.bad_sample(case, self.state, self.quality)])
         ranges = Treatment()
         if self._can_be_better():
             self.free, ranges = repairs.bound(case, self.state, self.quality)

@@ -107,7 +107,7 @@ def _beyond(rows: Sequence[LayerRow]) -> str:
         return ""
     more = f", and many at {counted(len(rows) - 1, 'more site')}" if len(rows) > 1 else ""
     which = f"{share(rows[0].saturation)} % of the values at {rows[0].name}"
-    return f" {which} are outside the calibrated range and clamped{more}; no remedy was measured."
+    return f" {which} are outside the calibrated range and clamped{more}; no remedy for that was measured."
 
 
 def _from_repair(search: Search) -> str:

@@ -52,7 +52,7 @@ def test_calibration_data_are_narrow_or_wide_where_most_of_the_noise_is(case: Ca
     most, other = (WIDE, NARROW) if narrow else (NARROW, WIDE)
     ranges, shown = {0: other, 2: most, 4: most}, {0: most, 2: other, 4: other}
     made = with_facts(case, noise, ranges=ranges, seen=shown)
-    by_observers, by_minmax = calibration.ranges_of_calibration(made)
+    by_observers, by_minmax, *on_both = calibration.ranges_of_calibration(made)
     low, high = limits(case.pair.sites[2].params)
     lowest, highest = most.whole
     beyond = (max(low - lowest, 0) + max(highest - high, 0)) / (high - low)
@@ -74,6 +74,33 @@ def test_calibration_data_are_narrow_or_wide_where_most_of_the_noise_is(case: Ca
     assert by_observers.treatment == Treatment(data=case.data)
     (edit,) = by_minmax.treatment.edits
     assert (edit.kind, edit.observer, by_minmax.treatment.data) == ("observer", "minmax", case.data)
+    if not narrow:  # more data make no range narrower
+        assert on_both == []
+        return
+    remedy = REMEDY.replace(", with the same preprocessing", ", too")
+    assert [each.remedy for each in on_both] == [
+        f"{remedy}{how}: pt2qa.quantize(capture, 'xnnpack', [*calibration, *batches])"
+        for how in ("", ", with min-max observers")
+    ]
+    assert [bool(each.treatment.edits) for each in on_both] == [False, True]
+    own = [*(case.calibration or ()), *case.data]
+    for each in on_both:
+        data = each.treatment.data
+        assert data is not None
+        for _ in range(2):  # it starts over
+            read = list(data)
+            assert len(read) == len(own) == 8
+            assert all(map(torch.equal, read, own))
+
+
+@pytest.mark.usefixtures("no_input")
+@pytest.mark.parametrize("narrow", [True, False])
+def test_an_input_that_differs_as_the_values_made_from_it_is_named(case: Case, narrow: bool) -> None:
+    sites, noise = (0, 2, 4), excess(s0=0.2, s2=0.75, s4=0.04)
+    ranges, shown = (dict.fromkeys(sites, each) for each in ((WIDE, NARROW) if narrow else (NARROW, WIDE)))
+    found = next(calibration.ranges_of_calibration(with_facts(case, noise, ranges=ranges, seen=shown)))
+    assert (found.cause, found.name) == ("narrow-calibration" if narrow else "wide-calibration", "input")
+    assert found.others == ("1/relu", "input")
 
 
 @pytest.mark.usefixtures("no_input")
@@ -84,10 +111,10 @@ def test_where_ranges_cost_nothing_or_are_of_one_kind_no_data_are_to_blame(case:
         return len(list(calibration.ranges_of_calibration(given)))
 
     noise = excess(s0=0.2, s2=0.7, s4=0.1)
-    assert found(noise, WIDE, NARROW) == 2
+    assert found(noise, WIDE, NARROW) == 4
     assert found(noise, WIDE, WIDE) == 0
     assert found({0: 0.2, (0, "fitted"): 0.2}, WIDE, NARROW) == 0
-    assert found(noise, WIDE, NARROW, annotations=None) == 1  # no observers to change
+    assert found(noise, WIDE, NARROW, annotations=None) == 2  # no observers to change
     apart = case_of(case.pair, case.data.batches, case.data.batches[:2])
     both = dict.fromkeys((0, 2, 4), WIDE)
     assert len(list(calibration.ranges_of_calibration(with_facts(apart, noise, ranges=both, seen=both)))) == 2

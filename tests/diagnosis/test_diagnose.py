@@ -283,6 +283,6 @@ def test_a_target_that_is_met_names_the_values_that_are_clamped(net: nn.Module, 
     most = max((row for row in rows if row.saturation > 0), key=lambda row: row.saturation)
     assert most.saturation > 0.9
     assert f" {100 * most.saturation:.2f} % of the values at {most.name} are outside" in met.verdict
-    assert met.verdict.endswith("; no remedy was measured.")
+    assert met.verdict.endswith("; no remedy for that was measured.")
     assert (met.rows, met.tried, met.met) == ((), (), 1)
     assert met.next_command == "pt2qa.diagnose(pair, batches)"

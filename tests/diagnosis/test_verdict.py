@@ -116,11 +116,11 @@ def test_a_target_that_is_met_does_not_hide_values_that_are_clamped() -> None:
     given: dict[str, Any] = {"target": target, "beyond": beyond[:1]}
     told = "94.00 % of the values at conv are outside the calibrated range and clamped"
     one = searched(of_db(10.0), 10.0, **given)
-    assert said(one) == f"The target is met: 10.0 dB, the target is 10. {told}; no remedy was measured."
-    many = f"{told}, and many at 2 more sites; no remedy was measured."
+    assert said(one) == f"The target is met: 10.0 dB, the target is 10. {told}; no remedy for that was measured."
+    many = f"{told}, and many at 2 more sites; no remedy for that was measured."
     assert said(searched(of_db(10.0), 10.0, target=target, beyond=beyond)).endswith(f"the target is 10. {many}")
     changed = searched(of_db(10.0), 10.0, row(cause="capture-changed", gain=math.nan), **given)
-    assert said(changed).endswith(f"The target, 10, is met. {told}; no remedy was measured.")
+    assert said(changed).endswith(f"The target, 10, is met. {told}; no remedy for that was measured.")
     assert next_command(changed, None, interrupted=False) == "the remedy"
 
 

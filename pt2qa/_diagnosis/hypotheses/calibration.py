@@ -17,7 +17,7 @@ from pt2qa._metrics import float64
 from pt2qa._ranks import batches_before, everywhere
 from pt2qa._report.prose import counted, decibel, number, share
 from pt2qa._sensitivity.ranges import Observed, use_of
-from pt2qa._simulator.batches import count_samples
+from pt2qa._simulator.batches import Batch, count_samples
 from pt2qa._simulator.data import Data
 from pt2qa._simulator.verification import digest_of
 from pt2qa._trials.outcome import Outcome
@@ -62,9 +62,11 @@ def ranges_of_calibration(case: Case, apart: Collection[int] = ()) -> Iterator[H
         return  # one reason for all of them
     if not (case.is_judged_apart or is_of_another_kind(case, seen)):
         return  # samples of one kind differ as much, and the gain would be that of the data that calibrate
-    widths = ((case.excess(site), _width(case.ranges[site].whole), _width(seen[site].whole)) for site in worst)
-    narrow = sum(excess if own > shown else -excess for excess, own, shown in widths) > 0
-    site = case.pair.sites[worst[0]]
+    wider = {site: _width(case.ranges[site].whole) > _width(seen[site].whole) for site in worst}
+    narrow = sum(case.excess(site) if wider[site] else -case.excess(site) for site in worst) > 0
+    # An input that differs so is where it begins: the other values are made from it.
+    inputs = [at for at in worst if case.pair.sites[at].source in case.pair.program.inputs and wider[at] == narrow]
+    site = case.pair.sites[(inputs or worst)[0]]
     needed, beyond = use_of(site, *case.ranges[site.index].whole)
     evidence = (
         f"values exceed the calibrated range at {counted(len(worst), 'site')}; here by {share(beyond)} % of it"
@@ -82,12 +84,19 @@ def ranges_of_calibration(case: Case, apart: Collection[int] = ()) -> Iterator[H
 
 
 def _on_data_in_use(case: Case, **given: Any) -> Iterator[Hypothesis]:
-    """Calibration on the data that analyses read, with the quantizer's observers, and with those of all values."""
-    remedy = "calibrate on data like the model's inputs in use, with the same preprocessing"
-    treatment = Treatment(data=case.data)
-    found = Hypothesis(remedy=remedy, treatment=treatment, **given)
-    for each in _by_observers(case, found, " and min-max observers"):
-        yield replace(each, remedy=f"{each.remedy}: pt2qa.quantize(capture, {case.pair.quantizer!r}, {case.data.name})")
+    """Calibration on the data that analyses read, with the quantizer's observers, and with those of all values.
+
+    Where calibration saw too little, on both: few samples in use show less of it than many others and they.
+    """
+    choices = [("in use, with the same preprocessing", " and min-max observers", case.data)]
+    if given["cause"] == "narrow-calibration" and not given.get("audited") and case.calibration is not None:
+        both = Data(f"[*calibration, *{case.data.name}]", Joined(case.calibration, case.data))
+        choices.append(("in use, too", ", with min-max observers", both))
+    for which, how, data in choices:
+        remedy = f"calibrate on data like the model's inputs {which}"
+        for each in _by_observers(case, Hypothesis(remedy=remedy, treatment=Treatment(data=data), **given), how):
+            call = f"pt2qa.quantize(capture, {case.pair.quantizer!r}, {data.name})"
+            yield replace(each, remedy=f"{each.remedy}: {call}")
 
 
 def _by_observers(case: Case, found: Hypothesis, how: str) -> Iterator[Hypothesis]:
@@ -231,6 +240,16 @@ def _outliers(case: Case, own: Data, seen: dict[int, Observed]) -> Iterator[tupl
                 ),
             ),
         )
+
+
+class Joined:
+    """The batches of several data; it starts over as often as they do."""
+
+    def __init__(self, *data: Data) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.chain.from_iterable(self.data)
 
 
 class Chosen:
