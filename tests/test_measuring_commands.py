@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import pt2qa
+from pt2qa._report.html.page import html_page
 from pt2qa._sensitivity.metrics import METRICS
 from pt2qa.cli import main
-from pt2qa.report import AnnotationReport, ConformanceReport, SensitivityReport, load
+from pt2qa.report import AnnotationReport, ConformanceReport, Profile, SensitivityReport, load
 
 FLOW = """
 import torch
@@ -55,6 +56,19 @@ def test_sites_are_ranked_on_the_evaluation_batches(run: Any) -> None:
     again = run("sensitivity", "flow.py:flow", "-q", "xnnpack", *options[:6], "--resume", "s.safetensors")
     assert again.exit_code == 0
     assert again.stdout == report.text(width=120) + "\n"
+
+
+def test_profiles_give_the_page_histograms_of_both_sides(run: Any) -> None:
+    asked = ("-q", "xnnpack", "-o", "out", "--no-diagnosis", "--profiles", "--html")
+    assert run("analyze", "flow.py", *asked).exit_code == 0
+    profiles = [load(f"out/xnnpack-profile-{side}.safetensors") for side in ("reference", "quantized")]
+    assert [each.side for each in profiles if isinstance(each, Profile)] == ["reference", "quantized"]
+    layers = load("out/xnnpack-layers.safetensors")
+    charts = [each for each in layers.charts([layers, *profiles]) if each["kind"] == "histogram"]
+    assert {layers.rows[each["row"]].name for each in charts} == {row.name for row in layers.rows}
+    assert all([side["side"] for side in each["series"]] == ["reference", "quantized"] for each in charts)
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert page == html_page([load(f"out/xnnpack-{each}.safetensors") for each in ("layers", "weights")] + profiles)
 
 
 def test_commands_measure_what_the_kernels_compute_unless_the_flow_asks_for_the_converted_graph(run: Any) -> None:

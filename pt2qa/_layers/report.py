@@ -55,6 +55,9 @@ class LayerReport(DataReport):
 
     merges_in: ClassVar[str] = "pt2qa._layers.sums"
     usual_measures: ClassVar[tuple[str, ...]] = ("isolated_sqnr", "sqnr")
+    chartless: ClassVar[str] = (
+        "Histograms come with profiles: pt2qa analyze --profiles --html, or pt2qa.profile of both sides in write_html."
+    )
 
     rows: tuple[LayerRow, ...]
     outputs: tuple[LayerRow, ...]
@@ -209,10 +212,14 @@ _MEASURES: Final = (
 SHOWN: Final = 8
 """Layers whose histograms are shown, the worst first."""
 
+HELD: Final = 200
+"""Layers whose histograms a page holds, for their rows."""
+
 BINS: Final = 160
 """Maximum number of bins per histogram."""
 
-_FLOAT_SIDES: Final = frozenset({"reference", "float"})
+SIDES: Final = ("reference", "quantized", "deployed")
+"""Profiles whose histograms are drawn into one; that of a capture counts as the reference's."""
 
 
 def along_graph(rows: Sequence[LayerRow]) -> list[dict[str, Any]]:
@@ -237,35 +244,29 @@ def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence
     Bins are whole numbers of integer steps with edges halfway between integers, so that quantized values spread evenly
     over the bins.
     """
-    profiles: list[Any] = [each for each in others if each.kind == "profile"]
-    mine = [each for each in profiles if each.histograms and _is_of(each, report)]
+    mine: list[Any] = [each for each in others if each.kind == "profile" and _is_of(each, report)]
     sides = {
-        "reference": next((each for each in mine if each.side in _FLOAT_SIDES), None),
-        **{side: next((each for each in mine if each.side == side), None) for side in ("quantized", "deployed")},
+        side: (each, {row.name: row for row in reversed(each.rows) if row.role == "output"})
+        for each in reversed(mine)
+        if each.histograms and (side := "reference" if each.side == "float" else each.side) in SIDES
     }
     what = by.replace("_sqnr", "").replace("sqnr", "cumulative")
-    charts = []
+    place = {id(row): index for index, row in enumerate(report.rows)}
+    charts: list[dict[str, Any]] = []
     for row in worst:
-        found = [(side, each, _output(each, row.name)) for side, each in sides.items() if each is not None]
-        drawn = [(side, each, of) for side, each, of in found if of is not None and isfinite(of.min + of.max)]
-        if drawn:
-            charts.append(_chart(f"{row.name}: {what} {decibel(getattr(row, by))} dB", drawn))
-        if len(charts) == SHOWN:
-            break
+        # A layer missing on one side has no values there and is drawn from the other side alone.
+        found = [(side, *sides[side]) for side in SIDES if side in sides]
+        drawn = [(side, each, rows[row.name]) for side, each, rows in found if row.name in rows]
+        drawn = [(side, each, of) for side, each, of in drawn if isfinite(of.min + of.max)]
+        if drawn and len(charts) < HELD:
+            chart = _chart(f"{row.name}: {what} {decibel(getattr(row, by))} dB", drawn)
+            charts.append({**chart, "table": "rows", "row": place[id(row)], "whole": len(charts) < SHOWN})
     return charts
 
 
 def _is_of(profile: Any, report: Any) -> bool:
     fingerprints = {profile.environment.fingerprint, report.environment.fingerprint} - {""}
     return profile.model == report.model and len(fingerprints) < 2 and profile.quantizer in {"", report.quantizer}
-
-
-def _output(profile: Any, name: str) -> Any:
-    try:
-        return profile.find(name)
-    except ReportError:
-        # A layer missing on one side has no values there and is drawn from the other side alone.
-        return None
 
 
 def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:

@@ -111,6 +111,7 @@ class Report:
         next_command: what to type next, if the kind has a field for it.
         served: tables that a page does not show as tables: they are internal, or shown as a list.
         titles: what pages write above tables, in their order, where the fields' own names and order would not do.
+        chartless: what a page says in a row, if none of its rows has a chart.
         inherited_since: the schemas that introduced fields of a base.
         one_run: the fields in which reports must agree to be merged.
         merges_in: the module whose ``merged(reports, metrics)`` makes one report of several, from their field ``sums``.
@@ -127,6 +128,7 @@ class Report:
     ties: ClassVar[str] = "sqnr"
     served: ClassVar[frozenset[str]] = frozenset({"unpaired"})
     titles: ClassVar[Mapping[str, str]] = {}
+    chartless: ClassVar[str] = ""
     inherited_since: ClassVar[Mapping[str, int]] = {}
     one_run: ClassVar[tuple[str, ...]] = ("model", "quantizer")
     merges_in: ClassVar[str] = ""

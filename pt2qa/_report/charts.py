@@ -65,7 +65,12 @@ class Drawing:
 
 def drawings(report: Any, others: Sequence[Any] = ()) -> list[Drawing]:
     """The charts that a page with these reports shows of the first."""
-    return [Drawing(report, chart) for chart in report.charts((report, *others)) if "row" not in chart]
+    return [Drawing(report, chart) for chart in report.charts((report, *others)) if is_whole(chart)]
+
+
+def is_whole(chart: dict[str, Any]) -> bool:
+    """Whether a chart stands in its report's section, and not only in the row that it is of."""
+    return bool(chart.get("whole", "row" not in chart))
 
 
 def of_rows(report: Any) -> list[tuple[Any, Drawing]]:

@@ -41,6 +41,7 @@ from pt2qa.errors import Pt2qaError
 @click.option(
     "--sensitivity", "ranks_sites", is_flag=True, help="Also rank activations and weights by the noise that each adds."
 )
+@click.option("--profiles", is_flag=True, help="Also profile both sides; the page then shows histograms of each op.")
 @click.option("--deployed", "deploys", is_flag=True, help="Also lower the model and compare the deployed kernels.")
 @click.option(
     "--target",
@@ -87,10 +88,10 @@ def analyze(
 
     For each quantizer, the command writes DIR/<quantizer>-diagnosis.safetensors, -error-budget if the diagnosis took
     one, -layers and -weights. --bad-cases adds -bad-cases with the samples' inputs, --sensitivity adds -sensitivity,
-    --deployed adds -deployed (see pt2qa deploy), and --target adds -reconfiguration. The edits that these and the
-    diagnosis recommend are -plan.json and -diagnosis-plan.json, for --overrides; -quantizer.py and
-    -diagnosis-quantizer.py apply them in any export flow. The diagnosis is printed first, and the
-    command to type next last, on stderr; --sort is for the layers.
+    --profiles adds -profile-reference and -profile-quantized (see pt2qa profile), --deployed adds -deployed (see
+    pt2qa deploy), and --target adds -reconfiguration. The edits that these and the diagnosis recommend are -plan.json
+    and -diagnosis-plan.json, for --overrides; -quantizer.py and -diagnosis-quantizer.py apply them in any export flow.
+    The diagnosis is printed first, and the command to type next last, on stderr; --sort is for the layers.
 
     Under torchrun, each process takes its part of the batches, and the first one writes and prints the reports of all:
 
@@ -184,6 +185,7 @@ class _Analyses:
     repairs: bool
     bad_cases: int | None
     ranks_sites: bool
+    profiles: bool
     deploys: bool
     writes_csv: bool
     writes_html: bool
@@ -197,6 +199,9 @@ class _Analyses:
                 yield "error-budget", diagnosis.reports["budget"]
         yield "layers", pt2qa.compare_layers(pair, self.batches, mask=self.flow.mask)
         yield "weights", pt2qa.compare_weights(pair)
+        if self.profiles:
+            yield "profile-reference", pt2qa.profile(pair, self.batches, mask=self.flow.mask)
+            yield "profile-quantized", pt2qa.profile(pair, self.batches, side="quantized", mask=self.flow.mask)
         if self.bad_cases is not None:
             yield "bad-cases", self.flow.bad_cases(pair, self.bad_cases)
         if self.deploys:
@@ -253,7 +258,7 @@ class _Analyses:
             write(f"{stem}-diagnosis-quantizer.py", partial(write_atomic, content=report.code))
         if self.writes_csv:
             self._write_csv(report, f"{stem}-{what}")
-        if what not in ("weights", "error-budget"):  # they are long
+        if what not in ("weights", "error-budget", "profile-reference", "profile-quantized"):  # they are long
             printing = self.printing if what == "layers" else replace(self.printing, sort="worst")
             click.echo(f"{printing.text(report)}\n")
 

@@ -25,21 +25,35 @@ function writeAddress(table, row) {
 }
 
 function drawAll(sections) {
-  for (const [id, { tables: given, charts, graph }] of Object.entries(sections)) {
+  for (const [id, { tables: given, charts, graph, ...said }] of Object.entries(sections)) {
     const place = document.getElementById(id);
     const ofRows = charts.filter(chart => chart.row !== undefined);
-    const drawn = given.map(table => new Table(table, ofRows.filter(chart => chart.table === table.name), place.querySelector(".tables")));
+    const drawn = given.map(table => new Table(table, ofRows.filter(chart => chart.table === table.name), place.querySelector(".tables"), said));
     drawn.forEach(table => (tables[`${id}.${table.data.name}`] = table));
-    const whole = charts.filter(chart => chart.row === undefined), histogram = chart => chart.kind === "histogram";
+    const whole = charts.filter(chart => chart.whole ?? chart.row === undefined), histogram = chart => chart.kind === "histogram";
     Chart.all(whole.filter(chart => !histogram(chart)), drawn, place.querySelector(".charts"));
     Chart.all(whole.filter(histogram), drawn, place.querySelector(".histograms"));
-    if (graph) new Graph(graph, drawn.find(table => table.data.name === "rows"), place.querySelector(".graph"));
+    if (graph) {
+      const rows = drawn.find(table => table.data.name === "rows");
+      new Graph(graph, rows, place.querySelector(".graph"));
+      rows.reads = index => graph.edges.filter(([, to]) => to === index).map(([from]) => from);
+    }
   }
+  Object.values(tables).forEach(table => (table.elsewhere = index => ofTheSameOp(table, index)));
   document.querySelectorAll(".copied").forEach(addCopyButton);
   addEventListener("hashchange", followAddress);
   followAddress();
   Object.values(tables).forEach(table => (table.changed = row => writeAddress(table, row)));
   document.documentElement.dataset.ready = "true";
+}
+
+// The rows of other tables of the model that are about the op of a row: what else was measured there, and what edits did.
+function ofTheSameOp(table, index) {
+  const wanted = table.column("name") && textOf(table.column("name"), index);
+  if (!wanted) return [];
+  const about = (other, row) => ["name", "ops", "others"].some(key => other.column(key) && `, ${textOf(other.column(key), row)}, `.includes(`, ${wanted}, `));
+  const others = Object.values(tables).filter(other => other !== table && other.model === table.model);
+  return others.flatMap(other => [...Array(other.data.size).keys()].filter(row => about(other, row)).map(row => [other, row]));
 }
 
 function addCopyButton(place) {

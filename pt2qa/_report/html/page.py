@@ -148,7 +148,7 @@ def html_page(reports: Report | Sequence[Report]) -> str:
         raise ReportError("a page needs at least one report, got none")
     sections = sections_of(given)
     models = [getattr(each.report, "model", "") for each in sections]
-    data = {each.id: {"tables": each.tables, "charts": each.charts, "graph": each.graph} for each in sections}
+    data = {each.id: _data(each) for each in sections}
     return rendered(
         "page.html.jinja",
         ("start.js", "tables.js", "charts.js", "graph.js", "page.js"),
@@ -159,6 +159,13 @@ def html_page(reports: Report | Sequence[Report]) -> str:
         facts=[f.name for f in fields(Environment)],
         unpaired_entries=unpaired_entries,
     )
+
+
+def _data(section: Section) -> dict[str, Any]:
+    report = section.report
+    of = (getattr(report, "model", ""), getattr(getattr(report, "environment", None), "fingerprint", ""))
+    said = {"heading": f"{report.heading}, {report.subject()}", "chartless": report.chartless, "model": " ".join(of)}
+    return {"tables": section.tables, "charts": section.charts, "graph": section.graph, **said}
 
 
 def rendered(template: str, scripts: Sequence[str], data: Any, **parts: Any) -> str:

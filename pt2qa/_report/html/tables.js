@@ -49,9 +49,9 @@ function comparer(column, descending) {
 
 class Table {
   // charts: those of single rows, drawn where the row is shown.
-  constructor(data, charts, place) {
-    this.data = data;
-    this.charts = charts;
+  // said: the heading of its report, the model, and what stands in a row where no row has a chart.
+  constructor(data, charts, place, said) {
+    Object.assign(this, { data, charts, ...said, reads: () => [], elsewhere: () => [] });
     this.changed = () => {};
     this.state = { sort: data.worst ? "worst" : "graph", descending: false, filter: "", all: false };
     this.search = element("input", { type: "search", placeholder: "filter: conv sqnr<20", "aria-label": `filter ${data.title || "rows"}` });
@@ -177,9 +177,21 @@ class Table {
     const place = element("div", { class: "charts" });
     const said = this.data.columns.filter(column => textOf(column, index) !== "");
     const facts = said.map(column => element("div", {}, element("dt", { title: column.about }, column.key), element("dd", {}, ...this.cell(column, index).childNodes)));
-    row.after(element("tr", { class: "detail" }, element("td", { colspan: this.columns.length }, place, element("dl", {}, ...facts))));
-    Chart.all(this.charts.filter(chart => chart.row === index), [this], place);
+    const others = this.elsewhere(index).map(([table, other]) => table.line(other));
+    const hint = this.chartless && !this.charts.length ? [element("p", { class: "about" }, this.chartless)] : [];
+    row.after(element("tr", { class: "detail" }, element("td", { colspan: this.columns.length }, place, ...hint, element("dl", {}, ...facts), element("ul", { class: "elsewhere" }, ...others))));
+    const chartsOf = number => this.charts.filter(chart => chart.row === number);
+    const inputs = this.reads(index).flatMap(chartsOf).map(chart => ({ ...chart, title: `input ${chart.title}` }));
+    Chart.all([...inputs, ...chartsOf(index)], [this], place);
     this.changed(this.named(index));
+  }
+
+  // A row in a line, which leads to it.
+  line(index) {
+    const link = element("a", { href: "#" }, [this.heading, this.data.title].filter(Boolean).join(", "));
+    link.addEventListener("click", event => (event.preventDefault(), this.reveal(index)));
+    const said = this.data.columns.filter(column => column.shown && !["name", "module", "op"].includes(column.key) && !["", "nan"].includes(textOf(column, index)));
+    return element("li", {}, link, `: ${said.map(column => `${(column.title || column.key).replace(/\s+/g, " ")} ${textOf(column, index)}`).join(", ")}`);
   }
 
   // Brings a row into view, with all of it.

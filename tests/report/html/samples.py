@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -105,17 +106,18 @@ def residual() -> LayerReport:
     return replace(layers(), rows=rows)
 
 
-def profiles() -> tuple[Profile, Profile]:
-    """What the fourth layer makes: in float, and rounded to an int8 grid that clamps its largest values."""
+def profiles(*names: str) -> tuple[Profile, Profile]:
+    """What these layers make, or the fourth: in float, and rounded to an int8 grid that clamps their largest values."""
     values = np.random.default_rng(0).normal(0.0, 1.2, 20_000)
     integers = np.clip(np.round(values / SCALE) + ZERO_POINT, -128, 127)
     rounded = (integers - ZERO_POINT) * SCALE
-    return _profile("reference", values), _profile(
-        "quantized", rounded, dtype="int8", scale=SCALE, zero_point=float(ZERO_POINT), scheme="per_tensor"
+    names = names or ("blocks.3/conv2d",)
+    return _profile(names, "reference", values), _profile(
+        names, "quantized", rounded, dtype="int8", scale=SCALE, zero_point=float(ZERO_POINT), scheme="per_tensor"
     )
 
 
-def _profile(side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile:
+def _profile(names: Sequence[str], side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile:
     row = ProfileRow(
         name="blocks.3/conv2d",
         module="blocks.3",
@@ -150,10 +152,9 @@ def _profile(side: str, values: np.ndarray[Any, Any], **changes: Any) -> Profile
         handle=3,
     )
     counted = Histogram.of(values)
-    histograms = packed(HISTOGRAM, [(counted.bins, counted.counts)])
     return Profile(
-        (replace(row, **changes),),
-        histograms,
+        tuple(replace(row, name=name, of=name, value=value, **changes) for value, name in enumerate(names)),
+        packed(HISTOGRAM, len(names) * [(counted.bins, counted.counts)]),
         {},
         side,
         quantizer="xnnpack",

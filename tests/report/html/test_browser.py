@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from pt2qa import write_html
-from pt2qa.report import Report
+from pt2qa.report import Reconfiguration, Report
 from tests.report.html import samples
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -205,6 +205,43 @@ def test_an_op_of_the_graph_leads_to_its_row_with_all_its_numbers(opened: Callab
     assert detail is not None
     assert "blocks.5/linear" in detail[1]
     assert re.search(r"<dt[^>]*>note</dt><dd>the reference is zero</dd>", detail[1])
+
+
+def test_a_row_shows_what_it_reads_and_makes_and_what_other_reports_say_of_its_op(opened: Callable[..., str]) -> None:
+    made = samples.residual()
+    profiles = samples.profiles(*(row.name for row in made.rows))
+    others = [edits(), replace(edits(), model="Other")]
+    dom = opened("row=block/add&table=report-1.rows", reports=[made, *others, *profiles])
+    detail = re.search(r'<tr class="detail">(.*?)</tr>', dom, re.DOTALL)
+    assert detail is not None
+    titles = [title.partition(":")[0] for title in re.findall(r"<figure[^>]*><figcaption><h3>(.*?)</h3>", detail[1])]
+    assert titles == ["input stem/conv2d", "input block.fc2/linear", "block/add"]
+    assert detail[1].count('<i class="s0"></i>reference') == 3
+    assert detail[1].count('<i class="s1"></i>quantized') == 3
+    lines = re.findall(r"<li><a [^>]*>(.*?)</a>(.*?)</li>", detail[1])
+    assert [heading for heading, _ in lines] == [
+        "Reconfiguration, Net · xnnpack, All rows",
+        "Profile, Net · xnnpack, reference",
+        "Profile, Net · xnnpack, quantized",
+    ]
+    assert lines[0][1] == ": kind float, float MACs % 25.00, noise gone % 50.00, sites off 2"
+    assert "--profiles" not in detail[1]
+
+
+def test_a_row_without_a_histogram_says_what_makes_one(opened: Callable[..., str]) -> None:
+    dom = opened(
+        "row=block/add", "document.querySelector('ul.elsewhere a').click();", [], [samples.residual(), edits()]
+    )
+    details = re.findall(r'<tr class="detail">(.*?)</tr>', dom, re.DOTALL)
+    assert "pt2qa analyze --profiles --html" in details[0]
+    assert len(details) == 2, "the line of another report leads to its row"
+    assert "--profiles" not in details[1]
+
+
+def edits() -> Reconfiguration:
+    """An edit of two ops."""
+    made = samples.reconfiguration()
+    return replace(made, rows=(replace(made.rows[0], name="block.fc1/linear", ops="block.fc1/linear, block/add"),))
 
 
 def test_edges_are_drawn_between_what_one_sees(opened: Callable[..., str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pt2qa._report.charts import stacked
+from pt2qa._report.charts import drawings, stacked
 from pt2qa._report.html import html_page, write_html
 from pt2qa._report.prose import decibel, shape
 from pt2qa._report.rows import cell
@@ -326,6 +326,18 @@ def test_histograms_are_of_this_model_alone() -> None:
         ] * 3
 
 
+def test_each_row_has_its_histogram_and_the_section_those_of_the_worst() -> None:
+    made = samples.layers()
+    names = [row.name for row in made.rows]
+    profile = samples.profiles(*names)[0]
+    charts = [each for each in Page(html_page([made, profile])).data[0]["charts"] if each["kind"] == "histogram"]
+    assert [(each["table"], names[each["row"]]) for each in charts] == [
+        ("rows", row.name) for row in made.worst(len(names))
+    ]
+    assert [each["whole"] for each in charts] == 8 * [True] + 4 * [False]
+    assert [each.title for each in drawings(made, [profile])][3:] == [each["title"] for each in charts[:8]]
+
+
 def test_the_environment_is_shown_once_with_its_reports() -> None:
     other = replace(samples.layers(), environment=Environment("2.14.0", "1", "2", "3", "beef"))
     prose = Page(html_page([*samples.every(), other])).prose
@@ -356,7 +368,7 @@ def test_empty_reports_make_a_page(empty: LayerReport) -> None:
     page = Page(
         html_page([empty, WeightReport((), (), notes=(), quantizer="xnnpack", model="Net", environment=samples.HERE)])
     )
-    assert page.data == [{"tables": [], "charts": [], "graph": None}] * 2
+    assert [(each["tables"], each["charts"], each["graph"]) for each in page.data] == [([], [], None)] * 2
     assert "No model output was compared." in page.prose
 
 
