@@ -73,6 +73,22 @@ QUERIES = {
     "saturation": "concepts",
     "torch.export.save": "save_and_reload",
     "pyproject": "flow_file",
+    "quantize a transformer": "language_models",
+    "values are clipped": "error_budget",
+    "how many calibration samples": "flow_file",
+    "show a report in Jupyter": "html",
+    "compare two reports": "gate",
+    "quantize only some layers": "overrides",
+    "NaN after quantization": "diagnose",
+    "int4 weights": "language_models",
+    "dynamic quantization": "compare_quantizers",
+    "export to executorch": "export_flows",
+    "LSTM": "numeric_suite",
+    "which images does it get wrong": "bad_cases",
+    "model with several inputs": "flow_file",
+    "is int8 faster": "deployed",
+    "what does each column mean": "concepts",
+    "torch.export fails": "common_errors",
 }
 
 
