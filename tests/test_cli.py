@@ -781,8 +781,6 @@ def test_stderr_has_what_the_model_says_and_no_noise_of_libraries(debug, tmp_pat
         "    for module in ('copyreg', 'mine'):\n"
         "        text = '`isinstance(treespec, LeafSpec)` is deprecated'\n"
         "        warnings.warn_explicit(text, FutureWarning, f'{module}.py', 1, module)\n"
-        "    for part in ('[', 'cpuinfo_utils.cpp', ':', '71', '] ', 'Reading file /sys/x', chr(10)):\n"
-        "        print(part, end='', file=sys.stderr, flush=True)\n"
         "    print('[cpuinfo_utils.cpp:72] Out of memory', file=sys.stderr)\n"
         "    return torch.nn.Linear(2, 1).eval(), x, [x]\n",
         encoding="utf-8",
@@ -794,7 +792,7 @@ def test_stderr_has_what_the_model_says_and_no_noise_of_libraries(debug, tmp_pat
         "mine.py:1: FutureWarning: `isinstance(treespec, LeafSpec)` is deprecated",
         "[cpuinfo_utils.cpp:72] Out of memory",
     ]
-    noise = ["Failed to load /a/_C.so: no such file", "Reading file /sys/x", "copyreg.py:1: FutureWarning"]
+    noise = ["Failed to load /a/_C.so: no such file", "copyreg.py:1: FutureWarning"]
     if debug:
         assert all(line in done.stderr for line in [*mine, *noise])
     else:

@@ -111,7 +111,7 @@ def test_inside_a_callback_of_torch_it_is_only_noted() -> None:
     assert done.stderr.splitlines()[-1] == "pt2qa: interrupted"
 
 
-@pytest.mark.parametrize("module", ["logging", "pt2qa.cli.noise", "pt2qa.cli.analyzing", "click", "ctypes"])
+@pytest.mark.parametrize("module", ["logging", "pt2qa._noise", "pt2qa.cli.analyzing", "click", "ctypes"])
 def test_while_the_program_imports_there_is_no_traceback(module: str) -> None:
     # Pressed twice as a module is looked up, which raises right there.
     text = f"""

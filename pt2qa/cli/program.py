@@ -23,18 +23,16 @@ from pt2qa._interrupts import INTERRUPTED, Interrupts
 class Lasting(io.RawIOBase):
     """A stream that survives a reader that has gone: it keeps the first error and discards everything after it.
 
-    Printing must not end an analysis whose reports are still to be written.  Of what is written, it prints what
-    ``printed`` returns.
+    Printing must not end an analysis whose reports are still to be written.
     """
 
-    def __init__(self, raw: io.RawIOBase, printed: Callable[[bytes], bytes] = bytes) -> None:
+    def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
-        self._printed = printed
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int | None:
         """Forward data, or discard it."""
-        left = self._printed(bytes(data)) if self.error is None else b""
+        left = bytes(data) if self.error is None else b""
         while left:
             try:
                 left = left[self._raw.write(left) or 0 :]
@@ -85,7 +83,10 @@ class Program:
 
     def _run(self, interrupts: Interrupts, args: Sequence[str] | None, extra: dict[str, Any]) -> int:
         """Run the commands with streams that survive; returns the exit code."""
-        with _lasting(_quiet(sys.argv[1:] if args is None else args)) as stdout:
+        from pt2qa import _noise
+
+        with _lasting() as stdout:
+            _noise.show() if "--debug" in (sys.argv[1:] if args is None else args) else _noise.drop()
             code = _code(interrupts, args, extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -211,23 +212,11 @@ def _heard() -> Iterator[Interrupts]:
         sys.unraisablehook = hook
 
 
-def _quiet(args: Sequence[str]) -> Callable[[bytes], bytes]:
-    """What stderr prints of what is written: without the noise of libraries, unless ``--debug`` is given."""
-    from pt2qa import _noise
-    from pt2qa.cli.noise import Printed
-
-    if "--debug" in args:
-        _noise.show()
-        return bytes
-    _noise.drop()
-    return Printed()
-
-
 @contextmanager
-def _lasting(printed: Callable[[bytes], bytes]) -> Iterator[Lasting | None]:
+def _lasting() -> Iterator[Lasting | None]:
     """Replaces stdout and stderr by streams that survive; returns that of stdout, or None if stdout is not a file."""
     before = sys.stdout, sys.stderr
-    (sys.stdout, out), (sys.stderr, _) = _wrapped(sys.stdout, bytes), _wrapped(sys.stderr, printed)
+    (sys.stdout, out), (sys.stderr, _) = _wrapped(sys.stdout), _wrapped(sys.stderr)
     try:
         yield out
     finally:
@@ -237,13 +226,13 @@ def _lasting(printed: Callable[[bytes], bytes]) -> Iterator[Lasting | None]:
         sys.stdout, sys.stderr = before
 
 
-def _wrapped(stream: TextIO | Any, printed: Callable[[bytes], bytes]) -> tuple[Any, Lasting | None]:
+def _wrapped(stream: TextIO | Any) -> tuple[Any, Lasting | None]:
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     if not isinstance(raw, io.FileIO):
         return stream, None
     stream.flush()
-    lasting = Lasting(raw, printed)
+    lasting = Lasting(raw)
     # Characters that the encoding lacks are escaped, so that no report is lost because of one.
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     text = io.TextIOWrapper(

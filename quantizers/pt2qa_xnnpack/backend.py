@@ -208,14 +208,15 @@ class XNNPACKProgram:
         return self._loaded[which][1]
 
     def _load(self, which: str) -> tuple[Any, Any]:
-        from pt2qa_xnnpack.internals import METHOD, runtime
+        from pt2qa_xnnpack.internals import METHOD, runtime, without_counting
 
         program = runtime().load_program(self.model if which == "model" else self.observed)
         if METHOD not in program.method_names:
             raise DeploymentError(
                 f"the program has no method {METHOD!r}, but {', '.join(sorted(program.method_names))}"
             )
-        return program, program.load_method(METHOD)
+        with without_counting():
+            return program, program.load_method(METHOD)
 
 
 def _with_reason(error: Exception, again: Callable[[], object]) -> str:

@@ -6,13 +6,14 @@ import contextlib
 import io
 import re
 import struct
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +109,53 @@ def printed_by(call: Callable[[], object]) -> str:
     lines = printed.getvalue().splitlines()
     found = (re.fullmatch(r"\[\w+\.(?:cpp|h):\d+\] (.+?)\.?", line) for line in lines if "cpuinfo" not in line)
     return next((match[1] for match in found if match), "")
+
+
+_COUNTING: Final = "[cpuinfo_utils.cpp:"
+_COUNTS: Final = re.escape(_COUNTING) + r"\d+\] (Reading file |Failed to open midr file |CPU info and manual query)"
+
+
+class _Uncounted(io.TextIOBase):
+    r"""A stream to another one, but for the lines in which ExecuTorch counts cores by reading files of Arm phones.
+
+    A piece is held back only while it may become such a line.
+
+    >>> kept = _Uncounted(io.StringIO())
+    >>> for piece in ("a\n[", "cpuinfo_utils.cpp:7] ", "Reading file x\nb", "b[x]", "\n[cpu"):
+    ...     kept.write(piece) and print(repr(kept.stream.getvalue()))
+    'a\n'
+    'a\n'
+    'a\nb'
+    'a\nbb[x]'
+    'a\nbb[x]\n'
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.held = stream, ""
+
+    def write(self, text: str) -> int:
+        *lines, piece = re.split(r"(?<=\n)", self.held + text)
+        self.held = piece if piece.startswith(_COUNTING) or _COUNTING.startswith(piece) else ""
+        left = [*(line for line in lines if not re.match(_COUNTS, line)), "" if self.held else piece]
+        self.stream.writelines(filter(None, left))
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+@contextlib.contextmanager
+def without_counting() -> Iterator[None]:
+    """Drops those lines, which come through sys.stderr when a method is first loaded; all else is written at once."""
+    if sys.stderr is None:
+        yield
+        return
+    kept = _Uncounted(sys.stderr)
+    try:
+        with contextlib.redirect_stderr(kept):
+            yield
+    finally:
+        kept.stream.write(kept.held)
 
 
 def _node_in(error: BaseException) -> Node | None:

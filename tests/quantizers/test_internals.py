@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +130,26 @@ def test_a_file_still_tells_its_delegates_and_the_ops_outside(lowered: Any) -> N
 def test_the_runtime_still_tells_its_backends_and_kernels() -> None:
     assert runtime().backend_registry.is_available("XnnpackBackend")
     assert "aten::cumsum.out" in runtime().operator_registry.operator_names
+
+
+LOADS = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pt2qa_xnnpack.internals import runtime, without_counting
+program = runtime().load_program(sys.argv[1])
+with without_counting():
+    method = program.load_method("forward")
+    print("[cpuinfo_utils.cpp:72] Out of memory", file=sys.stderr)
+    print("[cpu", end="", file=sys.stderr)
+print("]", file=sys.stderr)
+"""
+
+
+def test_a_first_load_counts_no_cores_aloud_and_everything_else_is_said(lowered: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.pte").write_bytes(lowered.to_executorch().buffer)
+    command = [sys.executable, "-c", LOADS, str(tmp_path / "model.pte")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert [line for line in printed if "cpu" in line] == ["[cpuinfo_utils.cpp:72] Out of memory", "[cpu]"]
 
 
 def test_xnnpack_still_refuses_outputs_that_are_one_value_in_this_function() -> None:
