@@ -465,6 +465,15 @@ def test_the_next_command_without_a_cause_searches(run, library, flow, tmp_path,
     assert last == f"pt2qa analyze {flow} -q x86 --target 21 -o {tmp_path}-next"
 
 
+def test_what_a_target_hides_that_is_met_is_measured_in_dB_next(run, library, flow, tmp_path, monkeypatch):
+    call = "pt2qa.diagnose(pair, batches)"
+    found = replace(DIAGNOSIS, rows=(), met=1, next_command=call).with_evidence(None, {})
+    monkeypatch.setitem(vars(pt2qa), "diagnose", lambda pair, batches, **given: found)
+    lines = run("analyze", flow, "-q", "x86", "-o", tmp_path).stderr.splitlines()
+    assert lines[-1] == f"pt2qa analyze {flow} -q x86 --target 'sqnr>=41' -o {tmp_path}-next"
+    assert not any(call in line for line in lines)
+
+
 def test_a_plan_that_met_the_target_is_the_next_step(run, library, searches, flow, tmp_path):
     last = run("analyze", flow, "-q", "x86", "-o", tmp_path, "--target", "30").stderr.splitlines()[-1]
     assert last == f"pt2qa analyze {flow} -q x86 --overrides {tmp_path}/x86-plan.json -o {tmp_path}-next"

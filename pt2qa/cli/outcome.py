@@ -134,8 +134,12 @@ def next_step(made: Mapping[str, Any], where: str, batches: Any, spec: str, stem
     try:
         recipe = diagnosis.pair.recipe
     except ReportError:  # no remedy is for the quantizer or its data
-        if diagnosis.search_target is not None:
-            target = ("--target", f"{diagnosis.search_target:g}")
+        goal = "" if diagnosis.search_target is None else f"{diagnosis.search_target:g}"
+        said = diagnosis.rows or diagnosis.asides
+        if diagnosis.met == 1 and diagnosis.next_command and not said and isfinite(diagnosis.sqnr):
+            goal = f"sqnr>={floor(diagnosis.sqnr) + 3}"  # with a target that is met, no remedy was measured
+        if goal:
+            target = ("--target", goal)
             return shlex.join(["pt2qa", "analyze", where, "-q", spec, *target, "-o", f"{stem.parent}-next"]), ""
         if diagnosis.next_command or not isfinite(diagnosis.sqnr):
             return _again(where, spec, stem, None), str(diagnosis.next_command)
