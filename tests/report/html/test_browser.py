@@ -19,11 +19,14 @@ from tests.report.html import samples
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    "--allow-file-access-from-files",
     *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1200,900"),
     # Virtual time ends when the page has nothing more to do: the data are unpacked after it has loaded.
     "--virtual-time-budget=10000",
 )
 WHEN_DRAWN = "new MutationObserver(() => {%s}).observe(document.documentElement, { attributeFilter: ['data-ready'] });"
+FRAME = """<body><iframe style="width: %dpx; height: 900px; border: 0" src="%s" onload="setInterval(() =>
+    (document.body.dataset.ready = frames[0].document.documentElement.dataset.ready))"></iframe></body>"""
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome is installed"),
@@ -37,14 +40,23 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     page = folder / "report.html"
 
     def dump(
-        address: str, actions: str = "", options: Sequence[str] = (), reports: Sequence[Report] = tuple(samples.every())
+        address: str,
+        actions: str = "",
+        options: Sequence[str] = (),
+        reports: Sequence[Report] = tuple(samples.every()),
+        width: int = 0,
     ) -> str:
         assert CHROMIUM is not None
         write_html(reports, page)
         text = page.read_text(encoding="utf-8")
         page.write_text(text.replace("</body>", f"<script>{WHEN_DRAWN % actions}</script></body>"), encoding="utf-8")
         user = f"--user-data-dir={folder / 'user'}"
-        command = [CHROMIUM, *OPTIONS, *options, user, "--dump-dom", f"{page.as_uri()}#{address}"]
+        url = f"{page.as_uri()}#{address}"
+        if width:  # a window has 500 pixels or more
+            frame = folder / "frame.html"
+            frame.write_text(FRAME % (width, html.escape(url)), encoding="utf-8")
+            url = frame.as_uri()
+        command = [CHROMIUM, *OPTIONS, *options, user, "--dump-dom", url]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert "CONSOLE" not in run.stderr, run.stderr
         assert 'data-ready="true"' in run.stdout
@@ -263,6 +275,40 @@ def test_edges_are_drawn_between_what_one_sees(opened: Callable[..., str]) -> No
     dom = opened("", actions, reports=[samples.residual()])
     unfolded = "stem/conv2d fc1/linear,fc1/linear relu,relu fc2/linear,stem/conv2d add,fc2/linear add,add head/linear"
     assert f"edges: {unfolded}; stem/conv2d ▸ block,▸ block head/linear; {unfolded}." in dom
+
+
+MEASURED = """
+    document.querySelectorAll("details").forEach(each => (each.open = true));
+    const light = text => {
+      const parts = text.match(/[\\d.]+/g).map(Number).slice(0, 3).map(each => each / 255);
+      const [r, g, b] = parts.map(each => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = each => {
+      const { backgroundColor } = getComputedStyle(each);
+      return /, 0\\)$/.test(backgroundColor) ? behind(each.parentElement) : backgroundColor;
+    };
+    const contrast = each => {
+      const [a, b] = [getComputedStyle(each).color, behind(each)].map(light);
+      return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    };
+    const read = [...document.querySelectorAll("h1, h2, h2 small, p, li, a, th, td, dt, dd, .about, .count, button")];
+    const shown = read.filter(each => each.textContent.trim() && each.textContent !== "–" && each.checkVisibility());
+    const least = Math.min(...shown.map(contrast));
+    parent.document.body.dataset.measured = [innerWidth, document.documentElement.scrollWidth, shown.length, least];
+"""
+"""How wide the window and the page are, and the smallest contrast of a text with what is behind it, as WCAG has it."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_fits_its_window_and_can_be_read(opened: Callable[..., str], width: int, theme: str) -> None:
+    reports = [*samples.every(), *samples.profiles()]
+    address = f"theme={theme}&row=blocks.3/conv2d&table=report-1.rows"
+    found = re.search(r'data-measured="([^"]*)"', opened(address, MEASURED, reports=reports, width=width))
+    assert found is not None
+    window, page, texts, contrast = map(float, found[1].split(","))
+    assert (window, page <= window, texts > 300, contrast >= 4.5) == (width, True, True, True), found[1]
 
 
 def test_a_call_is_copied(opened: Callable[..., str]) -> None:
