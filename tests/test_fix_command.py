@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import sys
@@ -60,8 +61,11 @@ def test_the_demo_is_fixed_and_proved_on_the_kernels(demo: tuple[Path, Result]) 
     assert "1. wide-calibration at pictures" in result.stdout
     assert "calibrate on data like the evaluation data" in result.stderr
     assert (folder / "program" / "model.pte").exists()
-    assert "wide-calibration" in (folder / "report.html").read_text()
-    assert result.stderr.splitlines()[-1].startswith(f"pt2qa gate {folder / 'deployed.safetensors'} --require 'value>=")
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"pt2qa gate {folder / 'deployed.safetensors'} --require 'value>=")
+    page = (folder / "report.html").read_text()
+    assert "wide-calibration" in page
+    assert f"<pre>{html.escape(last, quote=False)}</pre>" in page.replace("&#39;", "'"), "what was applied is not next"
 
 
 def test_its_code_quantizes_the_model_so(demo: tuple[Path, Result]) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from pt2qa._decibels import LOW_SQNR, power
 from pt2qa._layers.rows import LayerRow
+from pt2qa._report.base import UNDIAGNOSED
 from pt2qa._report.prose import counted, decibel, number
 from pt2qa._report.set_apart import SetApart, failures
 from pt2qa._report.table import ranked, without_number
@@ -157,10 +158,7 @@ def _advice(rows: Sequence[LayerRow], outputs: Sequence[LayerRow], found: Sequen
     if failed := failures(found):
         return f"Look at {failed[0].name} first: quantization makes values there that are not finite."
     if output_sqnr(outputs) < LOW_SQNR:
-        return (
-            "What each layer costs the output is not measured here: pt2qa.diagnose finds the causes, and measures what "
-            "their remedies give."
-        )
+        return UNDIAGNOSED
     measured = ranked_by(rows)
     missing = [*without_number(outputs, "sqnr"), *without_number(rows, measured)]
     if len(missing) == len(outputs) + len(rows):

@@ -92,6 +92,12 @@ class Step:
 
 Block = str | Listing | Table
 
+UNDIAGNOSED: Final = (
+    "What each layer costs the output is not measured here: pt2qa.diagnose finds the causes, and measures what their "
+    "remedies give."
+)
+"""What a report of single values says of a poor model, on its own; a page with the diagnosis leaves it out."""
+
 
 class Report:
     """Facts that an analysis found.  Frozen; printing it gives text that fits the terminal.

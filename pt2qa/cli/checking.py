@@ -345,9 +345,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     done.keep("bad-cases", given.bad_cases(pair, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
-    write(folder / "report.html", partial(write_html, list(done.reports.values())))
     reasons = done.shortcomings()
-    say(*reasons)
     name, report = ("layers", done.reports["layers"]) if kernels is None else ("deployed", kernels)
     measured = kernels is not None and not isnan(kernels.value)
     value, step = (report.value, 1e-3) if measured else (report.sqnr, 1.0)
@@ -356,7 +354,11 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
     if isfinite(value):
         least = f"{'value' if measured else 'sqnr'}>={step * floor(value / step):g}"
         steps.append(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least])
-    say_next(*map(shlex.join, steps))
+    commands = [*map(shlex.join, steps)]
+    diagnosis = replace(done.reports["diagnosis"], next_command="\n".join(commands))
+    write(folder / "report.html", partial(write_html, list({**done.reports, "diagnosis": diagnosis}.values())))
+    say(*reasons)
+    say_next(*commands)
     if reasons:
         raise click.exceptions.Exit(1)
 

@@ -18,7 +18,7 @@ from pt2qa._decibels import LOW_SQNR
 from pt2qa._grouping import grouped
 from pt2qa._printable import clean_lines
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.base import Grade, Report, Step
+from pt2qa._report.base import UNDIAGNOSED, Grade, Report, Step
 from pt2qa._report.rows import Column, Environment, cell, descriptions, tables_of, unpaired_entries
 from pt2qa._report.storage import kind_of
 from pt2qa.errors import ReportError
@@ -56,11 +56,14 @@ def _section(ident: str, report: Report, others: Sequence[Report]) -> Section:
     parts = dict.fromkeys((*report.titles, *tables_of(type(report))))
     shown = [name for name in parts if name not in report.served and getattr(report, name)]
     shown = [] if report.groups() is not None else shown
+    told = any(
+        each.advice() is not None for each in others if getattr(each, "model", "") == getattr(report, "model", "")
+    )
     return Section(
         id=ident,
         report=report,
         verdict=report.grade(),
-        lines=tuple(report.lines()),
+        lines=tuple(line for line in report.lines() if not told or line != UNDIAGNOSED),
         advice=report.advice(),
         charts=tuple(report.charts(others)),
         graph=graph_data(report, others) if "rows" in shown else None,

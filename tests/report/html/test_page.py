@@ -282,6 +282,13 @@ def test_what_to_do_is_the_first_screen() -> None:
     assert 'class="first good"' in html_page(replace(found, rows=(), met=1, next_command=""))
 
 
+def test_what_to_run_is_left_out_where_it_was_run() -> None:
+    said = "pt2qa.diagnose finds the causes"
+    assert said in html_page(samples.layers())
+    assert said not in html_page([samples.layers(), samples.diagnosis()])
+    assert said in html_page([samples.layers(), replace(samples.diagnosis(), model="Other")])
+
+
 def test_findings_are_grouped_by_rule(page: Page) -> None:
     assert "quantizer-fails (1): the quantizer fails" in page.prose
     assert "unfused-pair (2): pairs rounded in between" in page.prose
