@@ -32,7 +32,7 @@ def write_tensorboard(
     and the ends and means of both sides as ``min/<layer>`` and so on in the runs ``reference`` and ``quantized``.  A
     weight report (``weights``) and a deployed report (``deployed``) give their numbers likewise, and its stages as
     ``stages/sqnr/<stage>``.  The charts of the page are pictures ``charts/<title>``, with the names of the layers, and
-    with both sides in one histogram: of each quantized weight, and of the worst layers if profiles are written along.
+    with both sides in one histogram: of the 20 worst weights, and of the worst layers if profiles are written along.
     A profile gives the histogram of each input, output, weight and bias as ``<op>/<value>`` in the run of its side,
     such as ``reference``, ``quantized`` and ``deployed_values``.  Nan and infinite values are left out.
 

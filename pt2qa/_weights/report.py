@@ -91,6 +91,9 @@ BY: Final = "worst_channel_sqnr"
 
 BINS: Final = 32
 """Bins of a weight's histogram."""
+PICTURED: Final = 20
+"""Weights of which TensorBoard gets a picture: each takes tenths of a second."""
+
 SIDES: Final = ("float", "dequantized")
 
 
@@ -158,9 +161,10 @@ class WeightReport(ModelReport):
         return replace(self, rows=tuple(rows), histograms={side: all_[kept] for side, all_ in self.histograms.items()})
 
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
-        """SQNR of each quantized weight, and a picture of its histogram, both sides in one."""
+        """SQNR of each quantized weight; of the worst, a picture of the histogram too, both sides in one."""
         rows = [replace(row, name=f"{row.name}/{row.attr}") for row in self._tabled()]
-        drawn = [each for _, each in of_rows(self)]
+        worst = self.worst(PICTURED)
+        drawn = [each for row, each in of_rows(self) if any(row is one for one in worst)]
         return {"weights": [*scalars(rows, ("sqnr", BY, "dead_channels"), step), *pictures(drawn, step)]}
 
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:

@@ -86,6 +86,17 @@ def test_a_weight_has_a_picture_of_its_histogram(accumulator, tmp_path, weights:
     assert event.value == quantized[1].worst_channel_sqnr
 
 
+def test_of_many_weights_the_worst_have_pictures_and_all_have_numbers(weights: WeightReport) -> None:
+    first = next(row for row in weights.rows if row.quantized)
+    rows = tuple(replace(first, name=f"{i}/linear", worst_channel_sqnr=float(7 * i % 30)) for i in range(30))
+    counts = np.tile(np.arange(32, dtype=np.int32), (30, 1))
+    many = replace(weights, rows=rows, histograms={"float": counts, "dequantized": counts})
+    events = many.events(0, False, ())["weights"]
+    pictures = [each.tag for each in events if each.tag.startswith("charts/")]
+    assert pictures == [f"charts/{row.name}, weight" for row in rows if row.worst_channel_sqnr < 20]
+    assert sum(each.tag.startswith("worst_channel_sqnr/") for each in events) == 30
+
+
 def test_prefixes_and_ops_choose_what_is_written(accumulator, tmp_path, weights: WeightReport) -> None:
     layers, (profile, _) = samples.layers(), samples.profiles()
     write_tensorboard([layers, profile], tmp_path, prefixes=["blocks.3"], ops=["conv2d"])
