@@ -223,7 +223,7 @@ def _bias(spec: TensorSpec, node: Node) -> DerivedQuantizationSpec:
     source, weight, _ = node.all_input_nodes
     scheme = torch.per_tensor_symmetric if spec.axis is None else torch.per_channel_symmetric
 
-    def derived(observers: Sequence[Any], _: Any) -> tuple[Tensor, Tensor]:
+    def derived(observers: Sequence[Any]) -> tuple[Tensor, Tensor]:
         one, other = scales_of(observers)
         scale = (one * other).flatten()
         return scale, torch.zeros_like(scale, dtype=torch.int64)

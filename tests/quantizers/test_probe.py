@@ -18,7 +18,7 @@ from pt2qa.plugins import BackendSpec, OpSpec, Ran, TensorSpec, handle_of, op_ty
 from pt2qa.testing import check_quantizer
 from pt2qa_probe import __main__ as command
 from pt2qa_probe import code_of, probe, probing
-from pt2qa_probe.cases import FLOAT, Case
+from pt2qa_probe.cases import FLOAT, INT32, Case
 from pt2qa_probe.probing import INT8, UINT8, WEIGHT, Probe, named
 from tests.conformance.quantizers import AffineWeights, Honest, SharesNoCat, WrongAxis
 
@@ -65,7 +65,10 @@ class Npu:
         _, weight, bias = node.all_input_nodes
         if "per_channel" in str(weight.target) and weight.args[3] != 0:
             raise DeploymentError("npu: weights along axis 1")
-        return self.is_int8(sources[0]) and "per_channel" in str(weight.target) and bias.op == "get_attr"
+        return self.is_int8(sources[0]) and "per_channel" in str(weight.target) and self.adds(bias)
+
+    def adds(self, bias: Node) -> bool:
+        return bias.op == "get_attr"
 
     def is_int8(self, node: Node) -> bool:
         return str(node.target).endswith("dequantize_per_tensor.default") and node.args[5] == torch.int8
@@ -114,6 +117,19 @@ def test_the_spec_is_what_the_kernels_take(probed: tuple[BackendSpec, dict[str, 
     )
     assert probed[1] == {"gelu": "computed in float, or otherwise than the graph says"}
     assert len(Npu.lowered) < 100
+
+
+@dataclass(frozen=True)
+class IntegerBias(Npu):
+    """Adds biases to sums of integers, and takes no float ones."""
+
+    def adds(self, bias: Node) -> bool:
+        return "dequantize" in str(bias.target) and bias.args[6] == torch.int32
+
+
+def test_biases_of_32_bits_are_probed() -> None:
+    (op,) = Probe(IntegerBias()).spec(["linear"], progress=False).ops
+    assert (op.ops, op.weight, op.bias) == (("linear",), WEIGHTS, (replace(INT32, axis=0),))
 
 
 def test_its_source_makes_it(probed: tuple[BackendSpec, dict[str, str]]) -> None:
