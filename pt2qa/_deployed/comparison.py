@@ -232,7 +232,7 @@ class Comparison(Tally):
             (sums,) = noise_sums(both, [(0, 1)])
             if abs(sums.noise - expected.noise) > TOLERANCE * sums.noise + 1e-13 * sums.signal:
                 raise SimulationError(
-                    f"the isolated error of {self._name(observed)} has a squared sum of {expected.noise:.6g}; the "
+                    f"the isolated error of {observed.name} has a squared sum of {expected.noise:.6g}; the "
                     f"converted graph's nodes, run on the deployed values, give {sums.noise:.6g}. The numbers would be "
                     "wrong, so none are reported. Please file a bug with the model."
                 )
@@ -308,9 +308,6 @@ class Comparison(Tally):
                 )
         return list(found)
 
-    def _name(self, observed: ObservedValue) -> str:
-        return self._place(observed)[1]
-
     def _place(self, observed: ObservedValue) -> tuple[int, str, str, str]:
         """Handle, name, module and op of a row."""
         if observed.owner is not None:
@@ -322,7 +319,7 @@ class Comparison(Tally):
     def _why_apart(
         self, values: list[Any], samples: int, measured: _Measured, outputs: Sequence[_Sums]
     ) -> SetApart | None:
-        names = [self._name(self.observed[index]) for index, sums in measured.sums.items() if sums.nonfinite]
+        names = [self.observed[index].name for index, sums in measured.sums.items() if sums.nonfinite]
         names += [name for name, sums in zip(self.names, outputs, strict=True) if sums.nonfinite]
         if not names:
             return None
@@ -393,7 +390,7 @@ class Comparison(Tally):
             if index in seen or index < 0 or (index in self.sums and self.sums[index].count):
                 continue
             seen.add(index)
-            names += [self._name(unobserved[index])] if index in unobserved else []
+            names += [unobserved[index].name] if index in unobserved else []
             step = program.steps[index]
             ahead += step.reads if step.duplicate_of is None else [step.duplicate_of]
         return f"measured together with {few(names)}, not observed" if names else ""

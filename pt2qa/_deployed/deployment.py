@@ -51,6 +51,7 @@ class ObservedValue:
 
     Attributes:
         step: the step of the simulator that computes it: a site, or an op whose output nothing rounds.
+        name: of the op, as reports show it, or of the model input.
         owner: the op's own step; None for a model input.
         node: the name of its node in the graph that is lowered: a quantize node, or the op.
         params: how its integers are dequantized; None for a float value.
@@ -59,6 +60,7 @@ class ObservedValue:
     """
 
     step: Step
+    name: str
     owner: Step | None
     node: str
     params: QuantParams | None
@@ -87,8 +89,9 @@ class Lowerable:
     """By the name of a node in this graph, that in the pair's quantized graph; copying renames some."""
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(observed.node for observed in self.values if not observed.refused))
+    def wanted(self) -> dict[str, str]:
+        """By the name of each node to observe, that of its op in reports."""
+        return {observed.node: observed.name for observed in self.values if not observed.refused}
 
     @property
     def digest(self) -> str:
@@ -145,12 +148,13 @@ def _observed(pair: QuantizedPair, names: dict[str, Node]) -> Iterator[ObservedV
             single = isinstance(params.scale, float) and isinstance(params.zero_point, int)
             refused = "" if single else f"it has no single scale ({params.dtype})"
             dtype: Any = names[step.node].kwargs.get("out_dtype") or torch.float32
-            yield ObservedValue(step, owners.get(step.reads[0]), quantize.name, params, dtype, refused)
+            name, owner = program.name_of(step.reads[0]), owners.get(step.reads[0])
+            yield ObservedValue(step, name, owner, quantize.name, params, dtype, refused)
         elif step.index in last and step.out not in rounded:
             node = names[step.node]
             value = node.meta.get(VALUE)
             if isinstance(value, Tensor) and value.is_floating_point():
-                yield ObservedValue(step, step, node.name, None)
+                yield ObservedValue(step, step.name, step, node.name, None)
 
 
 def inputs_for(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -276,7 +280,7 @@ def program_for(
             program = backend.lower(
                 lowerable.graph,
                 inputs_for(pair.values(example)),
-                lowerable.wanted,
+                tuple(lowerable.wanted),
                 dynamic_shapes=lowerable.dynamic_shapes(),
                 progress=lambda what: bar.set_description_str(f"{pair.model}: {what}"),
             )

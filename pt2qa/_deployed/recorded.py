@@ -1,8 +1,8 @@
 """Inputs that a device must run, and the outputs that were recorded there: safetensors files, batch by batch.
 
 Tensors are ``batch0.input0`` … and ``batch0.output0``, ``batch0.output1`` … in the order in which the model takes and
-returns them.  The metadata of the inputs, if it was copied to the outputs, says which inputs each batch was computed
-from.
+returns them, and ``batch0.value.OP`` for the value inside of an op.  The metadata of the inputs, if it was copied to
+the outputs, says which inputs each batch was computed from.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pt2qa._ambient import torch_defaults
 from pt2qa._capture.program import Capture
@@ -28,10 +28,11 @@ from pt2qa._exclusion import computes
 from pt2qa._metrics import error_sums
 from pt2qa._quantize.pairing import QuantizedPair
 from pt2qa._report.atomic import write_atomic
-from pt2qa._report.prose import counted
+from pt2qa._report.prose import counted, few
 from pt2qa._simulator.accumulate import accumulate
 from pt2qa._simulator.batches import Batch, as_call, flatten_batch, leaves_of, tensor_outputs
 from pt2qa._simulator.data import Data
+from pt2qa._simulator.quant_ops import is_quantize
 from pt2qa._simulator.verification import digest_of, graph_outputs
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
@@ -43,7 +44,7 @@ RECORDED: Final = (SUFFIX, ".etdp")
 METADATA: Final = "pt2qa"
 """The key of the description of each batch, in the metadata of both files."""
 
-_NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.output(0|[1-9]\d*)")
+_NAME: Final = re.compile(r"batch(0|[1-9]\d*)\.(?:output(0|[1-9]\d*)|value\.(.+))")
 
 
 @dataclass
@@ -88,6 +89,34 @@ class RecordedOutputs:
         raise DeploymentError(f"{self.path}: recorded outputs are not a program and cannot be saved.")
 
 
+@dataclass
+class RecordedValues(RecordedOutputs):
+    """The same with values inside: ``names`` are those of their ops, as reports show them."""
+
+    names: frozenset[str] = frozenset()
+    nodes: dict[Node, str] = field(default_factory=dict)
+
+    def observe(self, graph: GraphModule, taps: Mapping[str, str]) -> None:
+        self.nodes = {node: taps[node.name] for node in graph.graph.nodes if taps.get(node.name) in self.names}
+        self.taps = {**dict.fromkeys(taps, "not recorded"), **{node.name: "" for node in self.nodes}}
+        if lost := sorted(self.names - set(self.nodes.values())):
+            self.facts += (f"{self.path.name}: has values of no op that is observed: {few(lost)}",)
+
+    def run(self, inputs: Sequence[Any]) -> Ran:
+        prefix, ran = f"batch{self.read}.value.", super().run(inputs)
+        with safe_open(self.path, "pt") as file:
+            values = {node: file.get_tensor(prefix + name) for node, name in self.nodes.items()}
+        for node, value in values.items():
+            if not value.is_floating_point():
+                raise DeploymentError(
+                    f"{self.path}: {prefix}{self.nodes[node]} is {value.dtype}, expected the floats that its integers "
+                    "stand for: a device may have other zero points."
+                )
+            if is_quantize(node):
+                values[node] = node.target(value.float(), *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        return replace(ran, values={node.name: value for node, value in values.items()})
+
+
 def read_outputs(path: Path) -> RecordedOutputs:
     """Opens a file of recorded outputs, and checks that no tensor is missing or unknown."""
     try:
@@ -99,19 +128,23 @@ def read_outputs(path: Path) -> RecordedOutputs:
     if unknown := [name for name, match in found.items() if match is None]:
         raise DeploymentError(
             f"{path}: has a tensor {unknown[0]!r}; expected the outputs of each batch: batch0.output0, batch0.output1, "
-            "batch1.output0 …"
+            "batch1.output0 …, and values inside: batch0.value.OP …"
         )
-    last = dict(sorted((int(match[1]), int(match[2])) for match in found.values() if match is not None))
+    matches = [match for match in found.values() if match is not None]
+    last = dict(sorted((int(match[1]), int(match[2] or 0)) for match in matches))
     batches = 1 + max(last, default=-1)
     counts = tuple(1 + last.get(batch, 0) for batch in range(batches))
+    values = frozenset(match[3] for match in matches if match[3])
     wanted = [f"batch{batch}.output{place}" for batch, count in enumerate(counts) for place in range(count)]
+    wanted += [f"batch{batch}.value.{name}" for name in sorted(values) for batch in range(batches)]
     if missing := [name for name in wanted if name not in found]:
-        raise DeploymentError(f"{path}: has no tensor {missing[0]!r}, but has later ones.")
+        raise DeploymentError(f"{path}: has no tensor {missing[0]!r}, but has others of its kind.")
     if not batches:
         raise DeploymentError(f"{path}: is empty; expected the outputs of each batch: batch0.output0 …")
     digests = _digests(path, metadata, batches)
     said = "" if digests else "; the file does not identify their inputs"
-    return RecordedOutputs(path, counts, digests, (f"{path.name}: outputs recorded elsewhere{said}",))
+    known = path, counts, digests, (f"{path.name}: outputs recorded elsewhere{said}",)
+    return RecordedValues(*known, names=values) if values else RecordedOutputs(*known)
 
 
 def order_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> tuple[int, ...]:
@@ -185,7 +218,8 @@ def record_inputs(
         save_file(outputs, "outputs.safetensors", metadata)
 
     ``pt2qa.compare_deployed(pair, batches, deployed="outputs.safetensors")`` compares them, and checks by the digests
-    that ``batches`` are the same.  Without the metadata, it compares all the same.
+    that ``batches`` are the same.  Without the metadata, it compares all the same.  The file may also have
+    ``batch0.value.OP``, the value inside of an op, in floats, by the name that reports give the op.
 
     Args:
         model: a pair, or the capture that it was made from.

@@ -185,8 +185,8 @@ class DeployedProgram(Protocol):
     than a converted graph, by the op of the graph, read without running it; a third element, True, says that lowering
     that very graph makes it so.  It raises DeploymentError if the two cannot be compared.  ``run_alone(inputs) ->
     Ran``: the outputs of a batch, with nothing observed, where that is faster.  ``size: int``: its bytes in a file.
-    ``observe(graph, taps)``: of recorded values, once before ``run``: the converted graph and the names of the nodes
-    whose values are wanted, as for :meth:`Backend.lower`.
+    ``observe(graph, taps)``: of recorded values, once before ``run``: the converted graph and, by the name of each node
+    whose value is wanted, that of its op in reports.
     """
 
     @property

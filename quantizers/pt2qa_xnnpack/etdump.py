@@ -46,7 +46,7 @@ class Recorded:
     _nodes: dict[str, Node] = field(default_factory=dict, repr=False)
     _read: int = 0
 
-    def observe(self, graph: GraphModule, taps: Sequence[str]) -> None:
+    def observe(self, graph: GraphModule, taps: Mapping[str, str]) -> None:
         """Says which values of a converted graph were recorded; see :class:`pt2qa.plugins.DeployedProgram`."""
         same = matched(graph, self.edge)
         handles = {handle_of(node) for node in graph.graph.nodes if same.get(node.name) in self.inside}

@@ -387,11 +387,11 @@ def renamed(found: dict[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
         (lambda found: renamed(found, "batch1.output0", "batch1.input0"), "has a tensor 'batch1.input0'; expected"),
         (
             lambda found: renamed(found, "batch0.output0", "batch2.output0"),
-            "has no tensor 'batch0.output0', but has later",
+            "has no tensor 'batch0.output0', but has others",
         ),
         (
             lambda found: renamed(found, "batch1.output0", "batch1.output1"),
-            "has no tensor 'batch1.output0', but has later",
+            "has no tensor 'batch1.output0', but has others",
         ),
         (lambda found: {"batch0.output0": found["batch0.output0"]}, "of 1 batch, but there are more to compare"),
         (lambda found: found | {"batch2.output0": found["batch0.output0"].clone()}, "of 3 batches; 2 were given"),

@@ -150,7 +150,9 @@ def test_the_profile_of_x86_kernels_is_that_of_what_its_walk_returns() -> None:
     report = pt2qa.profile(pair, [batch], side="deployed")
     place, backend = lowerable(pair), pt2qa.plugins.backend_of(pt2qa.plugins.resolve("x86"))
     assert backend is not None
-    program = backend.lower(place.graph, (images(4),), place.wanted, dynamic_shapes=None, progress=lambda _: None)
+    program = backend.lower(
+        place.graph, (images(4),), tuple(place.wanted), dynamic_shapes=None, progress=lambda _: None
+    )
     values = program.run(inputs_for([batch])).values
     steps = {tap.step.out: tap for tap in place.values if not program.taps[tap.node]}
     assert len(report.values) == len(steps)

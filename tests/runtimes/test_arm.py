@@ -147,7 +147,7 @@ def test_single_lsbs_are_halves_which_the_converted_graph_rounds_to_even_and_tos
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(2)).eval()
     pair = pt2qa.quantize(pt2qa.capture(model, x), "tosa", [x])
     place = lowerable(pair)
-    program = lowering.lower("TOSA-1.0+INT", "", place.graph, (x,), place.wanted, lambda _: None)
+    program = lowering.lower("TOSA-1.0+INT", "", place.graph, (x,), tuple(place.wanted), lambda _: None)
     values = program.run((x,)).values
     conv, pooled = (values[each.node] for each in place.values if each.owner is not None)
     params = [each.params for each in place.values if each.owner is not None]
