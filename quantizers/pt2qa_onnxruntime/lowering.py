@@ -37,8 +37,10 @@ def lower(
 ) -> ONNXRuntimeProgram:
     """See :meth:`pt2qa.plugins.Backend.lower`."""
     progress("exporting the model")
-    model, handles = _exported(graph, inputs, dynamic_shapes)
-    plain = ONNXRuntimeProgram(backend, model)
+    program = exported(graph, inputs, dynamic_shapes)
+    nodes = program.exported_program.graph.nodes
+    handles = {node.name: handle for node in nodes if (handle := handle_of(node)) is not None}
+    plain = ONNXRuntimeProgram(backend, program.model_proto.SerializeToString())
     plain.run(inputs)
     kernels = Kernels.of(plain)
     states = dict[int, list[bool]]()
@@ -49,7 +51,7 @@ def lower(
     lost: dict[str, str] = {}
     found = replace(plain, lost=lost, delegated=delegated, facts=(*kernels.facts, *_lost_limits(graph)))
     progress(f"exporting it with {len(taps)} taps")
-    every = onnx.load_model_from_string(_exported(with_outputs(graph, taps), inputs, dynamic_shapes)[0])
+    every = exported(with_outputs(graph, taps), inputs, dynamic_shapes).model_proto
     own = len(every.graph.output) - len(taps)
     position = {name: own + number for number, name in enumerate(taps)}
     copies = dequantized_outputs(every)
@@ -70,21 +72,23 @@ def lower(
     return observing(taps, attempt, lost) or found
 
 
-def _exported(
+def exported(
     graph: GraphModule, inputs: Sequence[Any], dynamic_shapes: tuple[Any, ...] | None
-) -> tuple[bytes, dict[str, int]]:
-    """A model, and the handles of the ops by the names of their nodes in the program that it was made from."""
+) -> torch.onnx.ONNXProgram:
+    """A graph as torch.onnx exports it.
+
+    Raises:
+        DeploymentError: it does not.
+    """
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exported = torch.export.export(graph, tuple(inputs), dynamic_shapes=dynamic_shapes)
-            program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, verbose=False)
-            assert program is not None, "it is None only if it was written to a file"
-            data = program.model_proto.SerializeToString()
+            program = torch.export.export(graph, tuple(inputs), dynamic_shapes=dynamic_shapes)
+            found = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
     except Exception as error:
         raise DeploymentError(f"torch.onnx could not export the model: {_reason(error)}") from error
-    nodes = program.exported_program.graph.nodes
-    return data, {node.name: handle for node in nodes if (handle := handle_of(node)) is not None}
+    assert found is not None, "it is None only if it was written to a file"
+    return found
 
 
 def _reason(error: BaseException) -> str:
