@@ -152,6 +152,18 @@ def test_scales_are_those_of_the_nodes_and_applied_they_give_the_outputs(
             assert pt2qa.sqnr(expected, torch.from_numpy(value)) > 80
 
 
+@pytest.mark.parametrize("version", ["0.6.1", "1.0.0", "2.0.0"])
+def test_aimet_loads_them_and_gives_the_outputs(version: str, tmp_path: Path) -> None:
+    """Not installed by ``make runtimes``: ``pip install --no-deps aimet-onnx bokeh hvplot``, with what these import."""
+    aimet = pytest.importorskip("aimet_onnx.quantsim")
+    pair, (x, _) = quantized("cnn", "xnnpack")
+    write(pair, tmp_path, version)
+    sim = aimet.QuantizationSimModel(onnx.load(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    aimet.load_encodings_to_sim(sim, str(tmp_path / "model.encodings"), strict=False)
+    (value,) = sim.session.run(None, {"x": x.numpy()})
+    assert pt2qa.sqnr(pair.quantized(x), torch.from_numpy(value)) > 80
+
+
 class TwoScales(Quantizer):  # type: ignore[misc]  # torchao has no type information
     """Rounds the input of two linears otherwise for each."""
 
