@@ -198,13 +198,13 @@ def opened(
     return (Apart(_ready(found)) if apart and is_run else _ready(found)).open(path), found.name
 
 
-def inspected(path: Path) -> tuple[str, ...]:
-    """What a program holds, by the backend that can read files with its suffix."""
-    readers: list[Any] = [each for each in backends().values() if hasattr(each, "inspect")]
+def told_of(path: Path, method: str, *args: Any) -> tuple[str, ...]:
+    """The lines of an optional method, such as ``inspect``, of the backend that can read files with that suffix."""
+    readers: list[Any] = [each for each in backends().values() if hasattr(each, method)]
     suffixes = {suffix: each for each in readers for suffix in each.suffixes}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
-    return tuple(_ready(suffixes[path.suffix]).inspect(path))
+    return tuple(getattr(_ready(suffixes[path.suffix]), method)(path, *args))
 
 
 def _wanted(pair: QuantizedPair, wanted: str | Backend | None) -> tuple[Backend | None, str]:

@@ -126,9 +126,9 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     """Prints what a file holds, and ends."""
     if path is None:
         return
-    from pt2qa._deployed.deployment import inspected
+    from pt2qa._deployed.deployment import told_of
 
-    click.echo("\n".join(inspected(path)))
+    click.echo("\n".join(told_of(path, "inspect")))
     context.exit()
 
 
@@ -284,7 +284,13 @@ def reduce(flow: str, spec: str, folder: Path, fault: Any, backend: str | None, 
 @main.command("record-inputs")
 @options.flow
 @options.output("-o", "file", required=True, help="The file to write.")
-def record_inputs(flow: str, file: Path) -> None:
+@click.option(
+    "--program",
+    type=click.Path(path_type=Path),
+    help="What the device will run, such as model.pte: also prints the commands that run it there with these inputs, "
+    "and writes what they need beside FILE.",
+)
+def record_inputs(flow: str, file: Path, program: Path | None) -> None:
     """Write the inputs that a device must run, for a backend that cannot run here.
 
     FLOW.py is the same as for analyze; its evaluation batches are written, if it has any, as pt2qa deploy runs
@@ -294,12 +300,17 @@ def record_inputs(flow: str, file: Path) -> None:
 
     \b
       pt2qa record-inputs flow.py -o inputs.safetensors
+      pt2qa record-inputs flow.py -o inputs.safetensors --program model.pte
       pt2qa deploy flow.py -q xnnpack -o deploy --deployed outputs.safetensors
 
     help(pt2qa.record_inputs) shows a script that runs a .pte file and writes its outputs.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
     given = load_flow(flow).fitted()
     write(file, partial(pt2qa.record_inputs, given.capture(), given.evaluation))
+    if program is not None:
+        from pt2qa._deployed.deployment import told_of
+
+        click.echo("\n".join(told_of(program, "record", file)))
 
 
 @main.command()

@@ -227,8 +227,10 @@ class Backend(Protocol):
     """Lowers converted graphs and runs them: an instance of a frozen dataclass whose fields are its options.
 
     A plug-in offers one as ``backend``; ``backend="x86:isa=avx2"`` sets its options by text.  Optional: ``inspect(path)
-    -> tuple[str, ...]``: what an artefact holds, in lines; ``script``: code without pt2qa that defines ``deployed(part,
-    inputs)``, which lowers an exported module and returns what it computes there, for :func:`pt2qa.reduce`.
+    -> tuple[str, ...]``: what an artefact holds, in lines; ``record(path, inputs) -> tuple[str, ...]``: after writing
+    what they need, the commands that run it on a device with a file of :func:`pt2qa.record_inputs`; ``script``: code
+    without pt2qa that defines ``deployed(part, inputs)``, which lowers an exported module and returns what it computes
+    there, for :func:`pt2qa.reduce`.
     """
 
     @property

@@ -105,6 +105,12 @@ class XNNPACKBackend:
             raise DeploymentError(f"{path}: cannot be read: {error}") from error
         return XNNPACKProgram(data, facts=_facts(path, data))
 
+    def record(self, path: Path, inputs: Path) -> tuple[str, ...]:
+        """Bundles a ``.pte`` file with inputs, for ExecuTorch's runner; see :class:`pt2qa.plugins.Backend`."""
+        from pt2qa_xnnpack.bundle import bundle
+
+        return bundle(path, inputs)
+
     def inspect(self, path: Path) -> tuple[str, ...]:
         """What a ``.pte`` file holds, kernel by kernel, or an ETDump; see :class:`pt2qa.plugins.Backend`."""
         from pt2qa_xnnpack.artefact import kernels_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 BUFFER = "debug_output.bin"
-"""The file beside the ETDump that has the tensors."""
+"""The file beside the ETDump that has the tensors, unless it has the name of the ETDump with the suffix ``.bin``."""
 
 
 @dataclass
@@ -77,28 +77,48 @@ def read(path: Path, etrecord: Path) -> Recorded:
     """
     from executorch.devtools import Inspector, parse_etrecord
 
-    buffer = path.with_name(BUFFER)
-    for each, what in ((etrecord, "give it as etrecord=, or put it there"), (buffer, "the runner writes it")):
+    dumps = {each: _buffer_of(each) for each in _dumps(path)}
+    needed = {
+        etrecord: "give it as etrecord=, or put it there",
+        **dict.fromkeys(dumps.values(), "the runner writes it"),
+    }
+    for each, what in needed.items():
         if not each.is_file():
             raise DeploymentError(f"{path}: the values in an ETDump need the file {str(each)!r}, too: {what}.")
+    runs: list[Any] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             record = parse_etrecord(str(etrecord))
-            blocks = Inspector(str(path), etrecord=record, debug_buffer_path=str(buffer)).event_blocks
+            for each, buffer in dumps.items():
+                blocks = Inspector(str(each), etrecord=record, debug_buffer_path=str(buffer)).event_blocks
+                found = (block for block in blocks if block.run_output)
+                runs += sorted(found, key=lambda block: block.bundled_input_index or 0)
     except Exception as error:  # whatever a damaged file makes it raise
         raise DeploymentError(f"{path} and {etrecord}: not read: {type(error).__name__}: {error}") from error
-    runs = sorted((each for each in blocks if each.run_output), key=lambda each: each.bundled_input_index or 0)
     if not runs:
         raise DeploymentError(
             f"{path}: has no outputs. Run the model with a debug buffer, and with --dump_outputs "
             "and --dump_intermediate_outputs."
         )
     edge = record.edge_dialect_program.graph_module
-    found = [_values(block, edge) for block in runs]
-    batches = [(_tensors(block.run_output), values) for block, (values, _) in zip(runs, found, strict=True)]
-    said = f"{path.name}: {len(runs)} runs and {len(found[0][0])} values, recorded on a device"
-    return Recorded(path, edge, batches, frozenset().union(*(inside for _, inside in found)), (said,))
+    seen = [_values(block, edge) for block in runs]
+    batches = [(_tensors(block.run_output), values) for block, (values, _) in zip(runs, seen, strict=True)]
+    said = f"{path.name}: {len(runs)} runs and {len(seen[0][0])} values, recorded on a device"
+    return Recorded(path, edge, batches, frozenset().union(*(inside for _, inside in seen)), (said,))
+
+
+def _dumps(path: Path) -> list[Path]:
+    """The ETDump and, where its name ends with 0, those of the next batches beside it: the runner runs one batch."""
+    stem, found = path.stem.removesuffix("0"), [path]
+    while stem != path.stem and (each := path.with_name(f"{stem}{len(found)}{path.suffix}")).is_file():
+        found.append(each)
+    return found
+
+
+def _buffer_of(path: Path) -> Path:
+    own = path.with_suffix(".bin")
+    return own if own.is_file() else path.with_name(BUFFER)
 
 
 def matched(graph: GraphModule, edge: GraphModule) -> dict[str, Node]:

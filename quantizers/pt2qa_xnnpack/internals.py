@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import struct
 import sys
@@ -228,6 +229,7 @@ class Contents(NamedTuple):
         operators: the ops outside of them, such as ``aten::mean.out``.
         inputs, outputs: each in words: ``float32 (1, 3, 8, 8)``, with the largest sizes where they may vary.
         methods: all of the file; the others are said of ``forward``, or of the first if there is none.
+        size: bytes of all values that it reads or computes.
     """
 
     delegates: tuple[str, ...]
@@ -235,6 +237,7 @@ class Contents(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     methods: tuple[str, ...]
+    size: int
 
 
 def contents_of(data: bytes) -> Contents:
@@ -252,6 +255,7 @@ def contents_of(data: bytes) -> Contents:
         tuple(_described(plan.values[index].val) for index in plan.inputs),
         tuple(_described(plan.values[index].val) for index in plan.outputs),
         tuple(each.name for each in plans),
+        sum(_bytes(value.val) for value in plan.values),
     )
 
 
@@ -273,6 +277,17 @@ def delegate_as_json(flatbuffer: bytes) -> str:
         binary.write_bytes(flatbuffer)
         _flatc_decompile(folder, str(schema), str(binary), ["--raw-binary"])
         return Path(folder, "graph.json").read_text()
+
+
+def _bytes(value: Any) -> int:
+    """Of a value that the program computes or is given: 0 for constants and numbers."""
+    from executorch.exir.schema import Tensor
+    from executorch.exir.tensor import get_scalar_type
+
+    if not isinstance(value, Tensor) or value.data_buffer_idx:
+        return 0
+    size: int = get_scalar_type(value.scalar_type).itemsize
+    return math.prod(value.sizes) * size
 
 
 def _described(value: Any) -> str:

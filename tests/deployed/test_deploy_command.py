@@ -110,6 +110,10 @@ def test_outputs_of_recorded_inputs_are_compared(first: tuple[Path, Result], flo
     result = run("record-inputs", flow, "-o", inputs)
     assert (result.exit_code, result.stdout) == (0, "")
     assert f"wrote {inputs}" in result.stderr.splitlines()
+    ran = run("record-inputs", flow, "-o", inputs, "--program", first[0] / "program" / "model.pte")
+    assert ran.exit_code == 0, ran.output
+    assert [line.partition(" ")[0] for line in ran.stdout.splitlines()] == ["example_runner", "example_runner", "pt2qa"]
+    assert (tmp_path / "model.bpte").is_file()
     torch.manual_seed(0)
     model = Linears().eval()
     with safe_open(inputs, "pt") as file, torch.no_grad():

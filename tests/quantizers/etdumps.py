@@ -170,6 +170,26 @@ def test_further_runs_are_missed_and_recorded_files_are_needed(
         compared(pair, batches, path)
 
 
+def test_batches_of_several_runs_of_the_runner_are_numbered_files(
+    pair: pt2qa.QuantizedPair, batches: list[Tensor], dumped: Callable[..., Path]
+) -> None:
+    """The runner runs one batch at a time, and writes over what it finds."""
+    path = dumped()
+    whole = compared(pair, batches, path)
+    exported = torch.export.export(pair.converted, (batches[0],))
+    program = to_edge(exported, compile_config=EdgeCompileConfig(_check_ir_validity=False)).exported_program()
+    for number, batch in enumerate(batches[1:]):
+        device, dump = Device(program.graph_module, right), Dump()
+        outputs = device.run(*state_of(program), batch)
+        dump.add(device.found, outputs)
+        dump.save(path.parent)
+        path.rename(path.with_name(f"etdump{number}.etdp"))
+        path.with_name("debug_output.bin").rename(path.with_name(f"etdump{number}.bin"))
+    report = compared(pair, batches, path.with_name("etdump0.etdp"))
+    assert report.facts == ("etdump0.etdp: 2 runs and 8 values, recorded on a device",)
+    assert str(report.to_pandas()) == str(whole.to_pandas())
+
+
 def test_it_cannot_be_run_for_a_metric(pair: pt2qa.QuantizedPair, batches: list[Tensor], tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="recorded outputs cannot be run, so metric= has no model"):
         compared(pair, batches, tmp_path / "etdump.etdp", metric=lambda model: 1.0)
