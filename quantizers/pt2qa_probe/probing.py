@@ -148,14 +148,16 @@ class Probe:
             if case.weight.scheme == "symmetric"
             for low, high in RANGES
         )
-        biases = self.taken(replace(case, bias=bias) for case in weighted for bias in _biases(case.read, case.weight))
+        # Float biases were tried first.
+        others = [replace(case, bias=each) for case in weighted for each in _biases(case.read, case.weight)[1:]]
+        biases = weighted + self.taken(case for case in others if case not in weighted)
         shorter = [case for case in static if case.read.dtype in NARROW]
         reads = self.taken(replace(case, read=_narrow(case.read)) for case in shorter)
         gives = self.taken(replace(case, given=_narrow(case.given)) for case in shorter if not case.one_scale)
         own = {case.op for case in self.taken(replace(case, one_scale=False) for case in base if case.one_scale)}
         joined = [replace(case, then=then) for case in static if case.op in JOINED for then in ACTIVATIONS]
         fused = self.taken(joined)
-        apart = {(case.op, case.then) for case in self.taken(replace(case, apart=True) for case in joined)}
+        apart = {(case.op, case.then) for case in self.taken(replace(case, apart=True) for case in fused)}
         found = []
         for case in base:
             op = case.op
