@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-import pt2qa
 from pt2qa.errors import DeploymentError
 from pt2qa_onnxruntime.lowering import exported
 
@@ -67,7 +66,7 @@ class _Scale:
 
 
 def write_encodings(
-    pair: pt2qa.QuantizedPair, folder: str | Path, *, version: Version = "1.0.0", args: tuple[Any, ...] | None = None
+    pair: Any, folder: str | Path, *, version: Version = "1.0.0", args: tuple[Any, ...] | None = None
 ) -> Encodings:
     """Writes ``model.onnx``, a float model, and ``model.encodings``: the scales of a pair, by the names of its tensors.
 
