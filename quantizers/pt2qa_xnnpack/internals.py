@@ -286,8 +286,7 @@ def _bytes(value: Any) -> int:
 
     if not isinstance(value, Tensor) or value.data_buffer_idx:
         return 0
-    size: int = get_scalar_type(value.scalar_type).itemsize
-    return math.prod(value.sizes) * size
+    return int(math.prod(value.sizes) * get_scalar_type(value.scalar_type).itemsize)
 
 
 def _described(value: Any) -> str:
