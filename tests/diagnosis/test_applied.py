@@ -43,12 +43,14 @@ def test_a_fault_of_the_quantizer_is_repaired_by_the_plan(fault: Callable[[Node]
     assert row.cause in CAUSES[fault.__name__]
     assert row.name == "2/linear"
     assert row.how == "quantized again"
-    assert {edit.kind for edit in found.plan.edits} <= {"int8", "int8_weight"}
-    other = torch.cat(batches(3))
+    # More data than the 64 samples that calibrated it hold the rare values that it clamps, which is no fault of a spec.
+    assert {each.cause for each in found.rows[1:]} <= {"narrow-calibration"}
+    assert {edit.kind for edit in found.plan.edits} <= {"int8", "int8_weight", *["observer"] * (len(found.rows) > 1)}
+    other = torch.cat([batch for seed in range(3, 13) for batch in batches(seed)])
     before, after, healthy = (
         pt2qa.sqnr(pair.reference(other), each.quantized(other))
         for each in (pair, found.pair, pt2qa.quantize(capture, "xnnpack", batches(0), progress=False))
     )
     assert row.low <= after - before <= row.high
-    assert after > healthy - 1
+    assert after > (healthy if len(found.rows) > 1 else healthy - 1)
     assert found.code_verified == "equal"
