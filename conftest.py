@@ -17,7 +17,7 @@ collect_ignore = [
     f"quantizers/pt2qa_{runtime}/{name}.py"
     for runtime in ("onnxruntime", "openvino")
     if find_spec(runtime) is None
-    for name in ("kernels", "lowering")
+    for name in ("encodings", "kernels", "lowering")
 ]
 # This one cannot be imported at all without its packages.
 collect_ignore += ["quantizers/pt2qa_arm"] if find_spec("tosa_reference_model") is None else []
