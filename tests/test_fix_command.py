@@ -59,7 +59,7 @@ def test_the_demo_is_fixed_and_proved_on_the_kernels(demo: tuple[Path, Result]) 
     assert deployed.value > values["eager"] - 1
     assert f"accuracy: eager {values['eager']:.4g} -> " in result.stdout
     assert "1. wide-calibration at pictures" in result.stdout
-    assert "calibrate on data like the evaluation data" in result.stderr
+    assert "calibrate on the data that the diagnosis names" in result.stderr
     assert (folder / "program" / "model.pte").exists()
     last = result.stderr.splitlines()[-1]
     assert last.startswith(f"pt2qa gate {folder / 'deployed.safetensors'} --require 'value>=")

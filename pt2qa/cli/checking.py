@@ -440,7 +440,7 @@ class _Fix:
         write(self.folder / "quantizer.py", partial(write_atomic, content=made.code))
         say(f"{self.folder / 'quantizer.py'}, executed and compared with the pair: {made.verified}")
         if pair.recipe.data is None or pair.recipe.data.batches is not self.flow.batches:
-            say("calibrate on data like the evaluation data, as was done here: the batches of the flow are unlike them")
+            say("calibrate on the data that the diagnosis names, as was done here: those of the flow alone do not fit")
         write(
             self.folder / "plan.json",
             pt2qa.OverridePlan(pair.recipe.edits, describe(pair.recipe.plugin), pair.model).save,
