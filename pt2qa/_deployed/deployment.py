@@ -198,8 +198,8 @@ def opened(
     return (Apart(_ready(found)) if apart and is_run else _ready(found)).open(path), found.name
 
 
-def told_of(path: Path, method: str, *args: Any) -> tuple[str, ...]:
-    """The lines of an optional method, such as ``inspect``, of the backend that can read files with that suffix."""
+def lines_from_backend(path: Path, method: str, *args: Any) -> tuple[str, ...]:
+    """What an optional method of a backend, such as ``inspect``, says of a file with one of its suffixes."""
     readers: list[Any] = [each for each in backends().values() if hasattr(each, method)]
     suffixes = {suffix: each for each in readers for suffix in each.suffixes}
     if path.suffix not in suffixes:

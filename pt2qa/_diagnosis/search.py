@@ -102,9 +102,9 @@ class Search:
         costly = [each for each in found if _takes_out(each)]
         self._take([each for each in found if each not in costly])
         self._repair()
-        # What makes most of the noise is certain; which of the data in use show it is not.
-        certain = {"narrow-calibration"} if self.clamped is not None else {}
-        later = [replace(each, audited=each.cause in certain) for each in self.later]
+        # That clamping makes most of the noise is certain, however few of the samples show it.
+        clamps = self.clamped is not None
+        later = [replace(each, audited=clamps and each.cause == "narrow-calibration") for each in self.later]
         self._take([*later, *calibration.bad_sample(case, self.state, self.quality)])
         ranges = Treatment()
         if self._can_be_better():

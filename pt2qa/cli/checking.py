@@ -126,9 +126,9 @@ def _inspect(context: click.Context, _: click.Parameter, path: Path | None) -> N
     """Prints what a file holds, and ends."""
     if path is None:
         return
-    from pt2qa._deployed.deployment import told_of
+    from pt2qa._deployed.deployment import lines_from_backend
 
-    click.echo("\n".join(told_of(path, "inspect")))
+    click.echo("\n".join(lines_from_backend(path, "inspect")))
     context.exit()
 
 
@@ -308,9 +308,9 @@ def record_inputs(flow: str, file: Path, program: Path | None) -> None:
     given = load_flow(flow).fitted()
     write(file, partial(pt2qa.record_inputs, given.capture(), given.evaluation))
     if program is not None:
-        from pt2qa._deployed.deployment import told_of
+        from pt2qa._deployed.deployment import lines_from_backend
 
-        click.echo("\n".join(told_of(program, "record", file)))
+        click.echo("\n".join(lines_from_backend(program, "record", file)))
 
 
 @main.command()

@@ -86,7 +86,8 @@ class Program:
         from pt2qa import _noise
 
         with _lasting() as stdout:
-            _noise.show() if "--debug" in (sys.argv[1:] if args is None else args) else _noise.drop()
+            is_loud = "--debug" in (sys.argv[1:] if args is None else args)
+            (_noise.show if is_loud else _noise.drop)()
             code = _code(interrupts, args, extra)
             if sys.stdout is not None:
                 sys.stdout.flush()

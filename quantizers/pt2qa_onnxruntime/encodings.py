@@ -17,7 +17,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from pt2qa.errors import DeploymentError
-from pt2qa_onnxruntime.lowering import exported
+from pt2qa_onnxruntime.lowering import exported, limits_of
 
 MODEL, ENCODINGS = "model.onnx", "model.encodings"
 Version = Literal["0.6.1", "1.0.0", "2.0.0"]
@@ -93,8 +93,7 @@ def write_encodings(
         raise DeploymentError("args: the pair's capture has no positional inputs to export with; pass some as args=")
     program = exported(pair.converted, pair.capture.args if args is None and pair.capture else args or (), None)
     model = program.model_proto
-    narrow = {node.name: node.args[3:5] for node in program.exported_program.graph.nodes if _is_narrow(node)}
-    taken = _Taken(model, narrow)
+    taken = _Taken(model, limits_of(program.exported_program.graph_module))
     if version != "2.0.0":
         taken.check_axes()
     folder = Path(folder)
@@ -107,7 +106,7 @@ def write_encodings(
 class _Taken:
     """Takes the pairs of QuantizeLinear and DequantizeLinear out of a model, in place."""
 
-    def __init__(self, model: ModelProto, narrow: dict[str, Any]) -> None:
+    def __init__(self, model: ModelProto, narrow: dict[str, tuple[int, int, Any]]) -> None:
         self.graph = model.graph
         self.constants = {each.name: numpy_helper.to_array(each) for each in self.graph.initializer}
         self.activations: dict[str, _Scale] = {}
@@ -134,8 +133,7 @@ class _Taken:
                 same[node.output[0]] = own
                 self._name(own, self._scale(node))
                 if limits := narrow.get(before.output[0]):
-                    low, high = limits
-                    self.lost.append(f"{own}: its integers are limited to {low}..{high}")
+                    self.lost.append(f"{own}: its integers are limited to {limits[0]}..{limits[1]}")
         for output in self.graph.output:
             if output.name in same:
                 kept.append(helper.make_node("Identity", [same[output.name]], [output.name]))
@@ -206,15 +204,6 @@ def _channels(node: NodeProto, dimensions: int) -> int | None:
     """The axis of the output channels in a weight."""
     turned = any(each.name == "transB" and each.i for each in node.attribute)
     return {"Conv": 0, "ConvTranspose": 1, "Gemm": int(not turned), "MatMul": dimensions - 1}.get(node.op_type)
-
-
-def _is_narrow(node: Any) -> bool:
-    import torch
-
-    if "quantize_per_tensor" not in str(node.target) or "dequantize" in str(node.target):
-        return False
-    info = torch.iinfo(node.args[5])
-    return tuple(node.args[3:5]) != (info.min, info.max)
 
 
 def _document(taken: _Taken, version: Version) -> dict[str, Any]:

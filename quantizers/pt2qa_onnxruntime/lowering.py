@@ -107,14 +107,22 @@ def _returning(model: onnx.ModelProto, outputs: Sequence[int]) -> bytes:
     return bytes(copied.SerializeToString())
 
 
-def _lost_limits(graph: GraphModule) -> Iterator[str]:
-    """torch.onnx writes the scale and the zero point of a value, and not the limits of its integers."""
-    narrow = []
+def limits_of(graph: GraphModule) -> dict[str, tuple[int, int, torch.dtype]]:
+    """By quantize node, the limits of its integers where they are not those of their dtype.
+
+    torch.onnx writes the scale and the zero point of a value alone.
+    """
+    narrow = {}
     for node in graph.graph.nodes:
         if "quantize_per_tensor" in str(node.target) and "dequantize" not in str(node.target):
             low, high, dtype = node.args[3:6]
             if (low, high) != (torch.iinfo(dtype).min, torch.iinfo(dtype).max):
-                narrow.append(f"{low}..{high} of {dtype}")
-    if narrow:
-        limits = ", ".join(dict.fromkeys(narrow)).replace("torch.", "")
+                narrow[node.name] = low, high, dtype
+    return narrow
+
+
+def _lost_limits(graph: GraphModule) -> Iterator[str]:
+    if narrow := limits_of(graph):
+        limits = ", ".join(f"{low}..{high} of {dtype}" for low, high, dtype in dict.fromkeys(narrow.values()))
+        limits = limits.replace("torch.", "")
         yield f"torch.onnx leaves out the limits of integers: {limits}, of {len(narrow)} values"

@@ -832,6 +832,25 @@ def test_other_data_come_late_where_one_calibration_batch_is_unlike_all_others(
     ]
 
 
+@pytest.mark.parametrize(
+    ("clamped", "cause", "certain"),
+    [
+        (("a", 0.6, True), "narrow-calibration", True),
+        (("a", 0.6, True), "wide-calibration", False),
+        (None, "narrow-calibration", False),
+    ],
+)
+def test_where_clamping_makes_most_of_the_noise_more_data_need_not_be_certain(
+    search: Search, monkeypatch: pytest.MonkeyPatch, clamped: Any, cause: str, certain: bool
+) -> None:
+    run, taken = Run(search, monkeypatch, 0.01), list[Hypothesis]()
+    monkeypatch.setattr(calibration, "ranges_of_calibration", lambda *given: [remedy(cause, "data")])
+    monkeypatch.setattr(Search, "clamped", clamped)
+    monkeypatch.setattr(run.made, "_take", taken.extend)
+    run()
+    assert [each.audited for each in taken if each.name == "data"] == [certain]
+
+
 def test_ranges_that_promise_nothing_are_not_looked_for(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(search, monkeypatch, 0.01)
     run.instead, run.free = frozenset(), run.made.case.now

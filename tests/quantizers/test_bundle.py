@@ -12,7 +12,7 @@ from executorch.exir import to_edge_transform_and_lower
 from torch import nn
 
 import pt2qa
-from pt2qa._deployed.deployment import told_of
+from pt2qa._deployed.deployment import lines_from_backend
 
 BATCHES = [torch.randn(1, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_batch_has_a_command_with_a_buffer_for_all_values(folder: Path) -> None:
-    *runs, deploy = told_of(folder / "model.pte", "record", folder / "inputs.safetensors")
+    *runs, deploy = lines_from_backend(folder / "model.pte", "record", folder / "inputs.safetensors")
     size = 2 * 4 * (4 + 2)
     assert runs == [
         f"example_runner --bundled_program_path {folder}/model.bpte --testset_idx {number} --etdump_path "
@@ -41,7 +41,7 @@ def test_each_batch_has_a_command_with_a_buffer_for_all_values(folder: Path) -> 
 
 
 def test_the_bundle_has_the_program_and_the_inputs(folder: Path) -> None:
-    told_of(folder / "model.pte", "record", folder / "inputs.safetensors")
+    lines_from_backend(folder / "model.pte", "record", folder / "inputs.safetensors")
     bundled = deserialize_from_flatbuffer_to_bundled_program((folder / "model.bpte").read_bytes())
     assert bundled.program == (folder / "model.pte").read_bytes()
     (suite,) = bundled.method_test_suites
@@ -53,6 +53,6 @@ def test_what_is_no_program_is_an_error(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.pte").write_bytes(b"x")
     for name in ("broken.pte", "none.pte"):
         with pytest.raises(pt2qa.DeploymentError, match=f"{name}: not bundled with "):
-            told_of(tmp_path / name, "record", folder / "inputs.safetensors")
+            lines_from_backend(tmp_path / name, "record", folder / "inputs.safetensors")
     with pytest.raises(pt2qa.DeploymentError, match=r"model.tflite: no installed backend reads such a file"):
-        told_of(tmp_path / "model.tflite", "record", folder / "inputs.safetensors")
+        lines_from_backend(tmp_path / "model.tflite", "record", folder / "inputs.safetensors")
