@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -297,6 +298,16 @@ def test_a_flow_that_cannot_be_imported_names_the_line(tmp_path):
     with pytest.raises(FlowError, match=r"cannot be loaded: ModuleNotFoundError: .*no_such_module.*py, line 2\)"):
         load_flow(f"{file}:flow")
     assert "pt2qa_flow_broken_flow" not in sys.modules
+
+
+def test_an_edit_of_the_same_length_within_a_second_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "edited_flow.py"
+    for width in (3, 5):
+        text = HEAD.replace("Linear(2, 3)", f"Linear(2, {width})")
+        file.write_text(f"{text}def flow():\n    return given\n", encoding="utf-8")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        assert load_flow(f"{file}:flow").model.out_features == width
 
 
 def test_a_file_alone_stands_for_its_function_flow(tmp_path):

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
 from operator import itemgetter, length_hint
 from pathlib import Path
 from types import ModuleType
@@ -241,7 +242,7 @@ def file_and_function(where: str) -> tuple[Path, str]:
 def _module(path: Path) -> ModuleType:
     name = f"pt2qa_flow_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise FlowError(f"{path}: not a Python file: its name must end in .py")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -249,7 +250,8 @@ def _module(path: Path) -> ModuleType:
     # Registered as by an import, because dataclasses and pickle look up a class's module by name.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # From its text: a cached compilation is taken for an edit of the same length and second.
+        exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise FlowError(f"{path.name} cannot be loaded: {_told(error, path)}") from error
