@@ -110,27 +110,38 @@ def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int, prefix: str 
     cells = (
         (f"{metric}/{name}", float(cell(row, f"{prefix}{metric}")))
         for metric in metrics
-        for row, name in zip(rows, _names(rows), strict=True)
+        for row, name in zip(rows, _told_apart([row.name for row in rows]), strict=True)
     )
     return [Event(tag, step, value) for tag, value in cells if isfinite(value)]
 
 
-def _names(rows: Sequence[Any]) -> list[str]:
+def curves(of: str, rows: Sequence[Any], metrics: Sequence[str], step: int, run: str = "", prefix: str = "") -> Runs:
+    """Each metric over the rows in graph order, as one curve; a run for each step, so that builds share a card."""
+    cells = ((metric, at, float(cell(row, f"{prefix}{metric}"))) for metric in metrics for at, row in enumerate(rows))
+    found = [Event(f"along_the_graph/{of}/{metric}", at, value) for metric, at, value in cells if isfinite(value)]
+    return {f"{run or of}/step_{step}": found}
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
     """A value that is quantized in two ways has two rows with the same name."""
     seen: dict[str, int] = {}
     found = []
-    for row in rows:
-        seen[row.name] = ordinal = seen.get(row.name, 0) + 1
-        found.append(row.name if ordinal == 1 else f"{row.name} ({ordinal})")
+    for name in names:
+        seen[name] = ordinal = seen.get(name, 0) + 1
+        found.append(name if ordinal == 1 else f"{name} ({ordinal})")
     return found
 
 
 def sides(rows: Sequence[Any], numbers: Sequence[str], step: int) -> Runs:
     """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag."""
     prefixes = {"reference": "ref_", "quantized": "quant_"}
-    return {run: scalars(rows, numbers, step, prefix) for run, prefix in prefixes.items()}
+    found = {run: scalars(rows, numbers, step, prefix) for run, prefix in prefixes.items()}
+    for run, prefix in prefixes.items():
+        found |= curves("layers", rows, numbers, step, run, prefix)
+    return found
 
 
 def pictures(drawn: Sequence[Drawing], step: int) -> list[Event]:
-    """Charts of a report as pictures, both sides of a histogram in one."""
-    return [Event(f"charts/{each.title}", step, each) for each in drawn]
+    """Charts of a report as pictures, both sides of a histogram in one; builds share their tags, without numbers."""
+    names = _told_apart([each.title.partition(": ")[0] for each in drawn])
+    return [Event(f"charts/{name}", step, each) for name, each in zip(names, drawn, strict=True)]

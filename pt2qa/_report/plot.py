@@ -142,6 +142,7 @@ def _bars(chart: dict[str, Any], rows: Sequence[Any], ax: Axes) -> None:
         ax.annotate(_text(bar["text"]), (max(end, 0.0), place), xytext=(3, 0), textcoords="offset points", va="center")
     ax.set_yticks(list(places), [_name(bar["label"]) for bar in bars])
     ax.invert_yaxis()
+    ax.set_xlabel(_text(chart["about"]), fontsize="x-small", wrap=True)
     # Margins would end at the bars: each part of a stacked bar is an edge that matplotlib's view sticks to.
     ax.set_xlim(ROOM * min(0.0, *ends), ROOM * max(0.0, *ends) or 1.0)
 

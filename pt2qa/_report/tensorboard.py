@@ -31,8 +31,10 @@ def write_tensorboard(
     Runs that share a tag share a card.  A layer report gives each metric as ``<metric>/<layer>`` in the run ``layers``,
     and the ends and means of both sides as ``min/<layer>`` and so on in the runs ``reference`` and ``quantized``.  A
     weight report (``weights``) and a deployed report (``deployed``) give their numbers likewise, and its stages as
-    ``stages/sqnr/<stage>``.  The charts of the page are pictures ``charts/<title>``, with the names of the layers, and
-    with both sides in one histogram: of the 20 worst weights, and of the worst layers if profiles are written along.
+    ``stages/sqnr/<stage>``.  Each number is a curve as well, ``along_the_graph/<report>/<metric>``, whose steps are the
+    rows in graph order, the outputs last, in a run for each ``step``: ``layers/step_0``.  The charts of the page are
+    pictures ``charts/<title>``, with the names of the layers, and with both sides in one histogram: of the 20 worst
+    weights, and of the worst layers if profiles are written along.
     A profile gives the histogram of each input, output, weight and bias as ``<op>/<value>`` in the run of its side,
     such as ``reference``, ``quantized`` and ``deployed_values``.  Nan and infinite values are left out.
 

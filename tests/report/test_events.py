@@ -14,6 +14,8 @@ import pytest
 
 from pt2qa._layers.report import SCALARS
 from pt2qa._profile.histogram import CHANNELS, packed
+from pt2qa._report.charts import drawings
+from pt2qa._report.plot import draw
 from pt2qa._report.tensorboard import write_tensorboard
 from pt2qa.errors import ReportError, SelectionError
 from pt2qa.report import LayerReport, Profile, WeightReport
@@ -68,7 +70,7 @@ def test_both_sides_of_a_number_share_a_tag_and_so_a_card(accumulator, tmp_path)
 def test_charts_are_pictures_with_both_sides_in_one_histogram(accumulator, tmp_path):
     write_tensorboard([samples.layers(), *samples.profiles()], tmp_path, step=7)
     found = accumulator(tmp_path / "layers")
-    title = "charts/blocks.3/conv2d: isolated 8.1 dB"
+    title = "charts/blocks.3/conv2d"  # without its number, so that those of several builds share a card
     assert [tag for tag in found.Tags()["images"] if not tag.endswith("along the graph")] == [title]
     (image,) = found.Images(title)
     assert (image.step, image.width, image.height) == (7, 900, 400)
@@ -120,6 +122,38 @@ def test_a_later_step_goes_on_with_the_curves(accumulator, tmp_path):
     for step in (0, 1, 2):
         write_tensorboard(samples.layers(), tmp_path, step=step)
     assert [event.step for event in accumulator(tmp_path / "layers").Scalars("sqnr/output")] == [0, 1, 2]
+
+
+def test_each_metric_is_a_curve_over_the_layers_and_builds_share_its_card(
+    accumulator: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    report = samples.layers()
+    rows = report.rows + report.outputs
+    better = replace(report, rows=tuple(replace(row, sqnr=row.sqnr + 1) for row in report.rows))
+    for step, build in ((3, report), (4, better)):
+        write_tensorboard(build, tmp_path, step=step)
+    values = {
+        ("layers", "sqnr"): [row.sqnr for row in rows],
+        ("layers", "max_lsb"): [row.max_lsb for row in rows],
+        ("reference", "max"): [row.ref_max for row in rows],
+        ("quantized", "max"): [row.quant_max for row in rows],
+    }
+    for (run, metric), found in values.items():
+        points = accumulator(tmp_path / run / "step_3").Scalars(f"along_the_graph/layers/{metric}")
+        expected = [(at, value) for at, value in enumerate(found) if math.isfinite(value)]
+        assert len(expected) > 5
+        assert [event.step for event in points] == [at for at, _ in expected]
+        assert [event.value for event in points] == pytest.approx([value for _, value in expected], rel=1e-6)
+    first, second = (accumulator(tmp_path / "layers" / f"step_{step}") for step in (3, 4))
+    tag = "along_the_graph/layers/sqnr"
+    moved = [b.value - a.value for a, b in zip(first.Scalars(tag), second.Scalars(tag), strict=True)]
+    assert moved == pytest.approx([float(row in report.rows) for row in rows if math.isfinite(row.sqnr)], abs=1e-4)
+
+
+def test_bars_say_what_their_axis_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    report = samples.deployed()
+    assert "in proportion to the signal's" in draw(drawings(report)[0], axes).get_xlabel()
 
 
 def test_histograms_hold_the_values_of_both_sides(accumulator, tmp_path):
