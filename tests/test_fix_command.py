@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -17,7 +18,8 @@ import pt2qa
 import pt2qa_xnnpack.backend
 from examples import digits
 from pt2qa.cli import main
-from pt2qa.report import DeployedReport, Diagnosis
+from pt2qa.report import DeployedReport, Diagnosis, LayerReport, ReportDiff
+from tests.report.html.test_page import Page
 
 DEMO = f"{Path(digits.__file__)}:mistaken"
 FLOW = """
@@ -68,6 +70,36 @@ def test_the_demo_is_fixed_and_proved_on_the_kernels(demo: tuple[Path, Result]) 
     assert f"<pre>{html.escape(last, quote=False)}</pre>" in page.replace("&#39;", "'"), "what was applied is not next"
 
 
+def test_the_page_shows_each_op_before_and_after(demo: tuple[Path, Result]) -> None:
+    folder, _ = demo
+    made = {each: pt2qa.load(folder / f"{each}.safetensors") for each in ("diagnosis", "layers", "changes")}
+    diagnosis, layers, changes = made["diagnosis"], made["layers"], made["changes"]
+    assert isinstance(diagnosis, Diagnosis)
+    assert isinstance(layers, LayerReport)
+    assert isinstance(changes, ReportDiff)
+    assert {row.name: row.after for row in changes.rows} == {row.name: row.isolated_sqnr for row in layers.rows}
+    (output,) = changes.figures
+    assert (output.before, output.after) == (pytest.approx(diagnosis.figures[0].sqnr), layers.sqnr)
+    shown = Page((folder / "report.html").read_text()).data
+    (section,) = [each for each in shown if each["heading"].startswith("What changed")]
+    (table,) = [each for each in section["tables"] if each["name"] == "rows"]
+    assert {"before", "after"} <= {each["key"] for each in table["columns"] if each["shown"]}
+    charts = [each for section in shown for each in section["charts"] if each["kind"] == "histogram"]
+    (chart,) = [each for each in charts if each["title"].startswith("classify/linear: ")]
+    counts = {each["side"]: np.array(each["counts"]) for each in chart["series"]}
+    given = digits.mistaken()
+    capture = pt2qa.capture(given["model"], given["example_inputs"], dynamic_shapes=({0: torch.export.Dim("n")},))
+    plan = pt2qa.OverridePlan.load(folder / "plan.json")
+    for side, batches, edits in (("before", given["batches"], None), ("quantized", given["evaluation"], plan)):
+        net = pt2qa.quantize(capture, "xnnpack", batches, overrides=edits).quantized
+        scores = torch.cat([net(batch) for batch in given["evaluation"]])
+        exact, edges = np.histogram(scores, chart["edges"])
+        apart = {each: np.abs(np.cumsum(found - exact)).sum() * (edges[1] - edges[0]) for each, found in counts.items()}
+        moved = {each: float(area / scores.numel() / scores.std()) for each, area in apart.items()}  # Wasserstein-1
+        other = "quantized" if side == "before" else "before"
+        assert moved[side] < 0.01 < 0.1 < moved[other], (side, moved)
+
+
 def test_its_code_quantizes_the_model_so(demo: tuple[Path, Result]) -> None:
     folder, _ = demo
     spec = importlib.util.spec_from_file_location("fixed_quantizer", folder / "quantizer.py")
@@ -88,7 +120,7 @@ def test_a_target_takes_ops_out_of_int8_and_json_says_all(tmp_path: Path) -> Non
     result = run("fix", flow, "-q", "xnnpack", "-o", tmp_path / "fixed", "--target", "sqnr>=45", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert [each["kind"] for each in document["reports"]] == ["diagnosis", "layers", "bad-cases", "deployed"]
+    assert [each["kind"] for each in document["reports"]] == ["diagnosis", "layers", "diff", "bad-cases", "deployed"]
     assert document["reports"][-1]["numbers"]["sqnr"] > 45
     plan = pt2qa.OverridePlan.load(tmp_path / "fixed" / "plan.json")
     assert any(edit.kind == "float" for edit in plan.edits)

@@ -220,7 +220,7 @@ HELD: Final = 200
 BINS: Final = 160
 """Maximum number of bins per histogram."""
 
-SIDES: Final = ("reference", "quantized", "deployed")
+SIDES: Final = ("reference", "quantized", "deployed", "before")
 """Profiles whose histograms are drawn into one; that of a capture counts as the reference's."""
 
 
@@ -268,7 +268,11 @@ def histograms(report: Any, worst: Sequence[LayerRow], by: str, others: Sequence
 
 def _is_of(profile: Any, report: Any) -> bool:
     fingerprints = {profile.environment.fingerprint, report.environment.fingerprint} - {""}
-    return profile.model == report.model and len(fingerprints) < 2 and profile.quantizer in {"", report.quantizer}
+    return (
+        profile.model == report.model
+        and len(fingerprints) < 2
+        and (profile.side == "before" or profile.quantizer in {"", report.quantizer})
+    )
 
 
 def _chart(title: str, sides: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def place_of(role: str, argument: str) -> str:
     return role if argument in ("", role, "self") else f"{role} {argument}"
 
 
-SIDES: Final = ("reference", "quantized", "deployed", "float", "graph")
+SIDES: Final = ("reference", "quantized", "deployed", "before", "float", "graph")
 
 OUTLIERS: Final = 4.0
 """Outlier ratio above which a value is said to have outliers: two bits of an integer grid serve 0.1 % of the values."""
@@ -264,7 +264,7 @@ class Profile(DataReport):
         histograms: bins and counts of the values, packed; empty where none were made.  :meth:`histogram` reads them.
         channels: numbers by channel, packed; empty where none were made.  :meth:`channel` reads them.
         side: which graph it was: ``reference``, ``quantized``, ``deployed`` (what the backend's kernels write),
-            ``float`` (a capture) or ``graph``.
+            ``before`` (the quantized one before edits), ``float`` (a capture) or ``graph``.
         sums: what :func:`pt2qa.merge` needs besides histograms and channels.
         set_apart: batches that are empty, or with NaN in an input, which the rows count; their other values count.
 

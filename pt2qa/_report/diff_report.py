@@ -124,6 +124,7 @@ class ReportDiff(ModelReport):
         builds: all reports in time, where there are more than two; see :func:`pt2qa.report.history`.
     """
 
+    heading: ClassVar[str] = "What changed"
     ties: ClassVar[str] = "loss"
 
     rows: tuple[DiffRow, ...]

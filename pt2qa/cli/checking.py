@@ -341,18 +341,20 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
       DIR/plan.json        the edits, for --overrides of other commands
       DIR/flow.patch       for git apply: the flow with the plan, where its function returns a dict or a tuple
       DIR/program          the lowered model, if the backend can write it
-      DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors
+      DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors. The row of a layer has its
+                           error and histogram before and after
 
     The exit code is 1 if a target is not met, if a kernel computes something else than the converted graph, if
     quantization gives NaN or infinities, or if no batch has a number.
     """  # noqa: D301 - click needs the backspace itself, which keeps its lines as they are
-    from pt2qa._report.html import write_html
+    from pt2qa._report.html import html_page
 
     make_folder(folder)
     given = _flow_for(flow, spec, backend)
     done = _Fix(flow, given, measured_on(given), given.target_of(target), folder, width)
-    pair = done.applied(given.quantized(spec))
-    done.keep("layers", pt2qa.compare_layers(pair, done.batches, mask=given.mask), shown=False)
+    first = given.quantized(spec)
+    pair = done.applied(first)
+    profiles = done.compared(first, pair)
     done.keep("bad-cases", given.bad_cases(pair, 8), shown=False)
     kernels = done.on_kernels(pair, backend)
     done.write_code(pair)
@@ -367,7 +369,8 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
         steps.append(["pt2qa", "gate", str(folder / f"{name}.safetensors"), "--require", least])
     commands = [*map(shlex.join, steps)]
     diagnosis = replace(done.reports["diagnosis"], next_command="\n".join(commands))
-    write(folder / "report.html", partial(write_html, list({**done.reports, "diagnosis": diagnosis}.values())))
+    shown = list({**done.reports, "diagnosis": diagnosis}.values())
+    write(folder / "report.html", partial(write_atomic, content=html_page(shown, profiles)))
     say(*reasons)
     say_next(*commands)
     if reasons:
@@ -404,6 +407,21 @@ class _Fix:
             self.keep("reconfiguration", searched)
             pair = searched.pair
         return pair
+
+    def compared(self, first: Any, pair: Any) -> list[Any]:
+        """Keeps what the layers lose, and what the edits changed; returns the profiles for the page's histograms."""
+        batches, mask = self.batches, self.flow.mask
+        layers = pt2qa.compare_layers(pair, batches, mask=mask)
+        self.keep("layers", layers, shown=False)
+        found: list[Any] = [pt2qa.profile(pair, batches, side=each, mask=mask) for each in ("reference", "quantized")]
+        if pair is not first:
+            found.append(replace(pt2qa.profile(first, batches, side="quantized", mask=mask), side="before"))
+            before = pt2qa.compare_layers(first, batches, mask=mask)
+            stop_if_interrupted(before.notes)
+            self.keep("changes", pt2qa.diff(before, layers), shown=False)
+        for each in found:
+            stop_if_interrupted(each.notes)
+        return found
 
     def on_kernels(self, pair: Any, backend: str | None) -> Any:
         """The comparison with the kernels; None, and why, where the model cannot be lowered and run here."""

@@ -370,7 +370,7 @@ def test_a_value_without_arrays_is_refused(plain: Profile) -> None:
 
 def test_a_side_that_would_be_a_path_is_refused(plain: Profile) -> None:
     with pytest.raises(
-        ReportError, match=r"side: got '\.\./x', expected one of reference, quantized, deployed, float, graph"
+        ReportError, match=r"side: got '\.\./x', expected one of reference, quantized, deployed, before, float, graph"
     ):
         replace(plain, side="../x")
 

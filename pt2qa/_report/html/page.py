@@ -44,11 +44,15 @@ class Section:
     tables: tuple[dict[str, Any], ...]
 
 
-def sections_of(reports: Sequence[Report]) -> list[Section]:
-    """One for each report: those that say what to do, then by grade, the worst first; ties in the order given."""
+def sections_of(reports: Sequence[Report], profiles: Sequence[Report] = ()) -> list[Section]:
+    """One for each report: those that say what to do, then by grade, the worst first; ties in the order given.
+
+    Profiles have no section: histograms are drawn from them.
+    """
     for report in reports:
         kind_of(report)  # anything that is not a report is rejected before drawing starts
-    found = [_section(f"report-{index}", report, reports) for index, report in enumerate(reports, 1)]
+    others = (*reports, *profiles)
+    found = [_section(f"report-{index}", report, others) for index, report in enumerate(reports, 1)]
     return sorted(found, key=lambda section: (section.advice is None, SEVERITY.index(section.verdict)))
 
 
@@ -144,12 +148,12 @@ def write_html(reports: Report | Sequence[Report], path: str | os.PathLike[str])
     write_atomic(path, html_page(reports))
 
 
-def html_page(reports: Report | Sequence[Report]) -> str:
-    """The text of the page that :func:`write_html` writes."""
+def html_page(reports: Report | Sequence[Report], profiles: Sequence[Report] = ()) -> str:
+    """The text of the page that :func:`write_html` writes; from the profiles, only histograms are drawn."""
     given = [reports] if isinstance(reports, Report) else list(reports)
     if not given:
         raise ReportError("a page needs at least one report, got none")
-    sections = sections_of(given)
+    sections = sections_of(given, profiles)
     models = [getattr(each.report, "model", "") for each in sections]
     data = {each.id: _data(each) for each in sections}
     return rendered(

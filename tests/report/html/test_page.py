@@ -327,6 +327,7 @@ def test_histograms_are_of_this_model_alone() -> None:
         replace(reference, quantizer="x86"),
         replace(reference, environment=replace(reference.environment, fingerprint="77")),
         replace(reference, histograms={}),
+        replace(reference, side="before", model="Other"),
     ):
         assert [chart["kind"] for chart in Page(html_page([samples.layers(), other])).data[0]["charts"]] == [
             "along"
