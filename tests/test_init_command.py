@@ -189,6 +189,16 @@ def test_models_of_a_package_come_with_their_weights(run: Callable[..., Any], mo
     )
 
 
+def test_a_class_with_arguments_is_made_by_a_function(run: Callable[..., Any]) -> None:
+    sized = "class Sized(Net):\n    def __init__(self, width):\n        super().__init__()\n"
+    Path("sized.py").write_text(f"{NET}{sized}def made():\n    return Sized(4)\n")
+    result = run("sized.py:Sized")
+    assert result.exit_code == 2
+    assert "sized.py:Sized needs arguments (missing a required argument: 'width'): name a function" in result.stderr
+    assert run("sized.py:made").exit_code == 0
+    assert type(load_flow("flow.py").model).__name__ == "Sized"
+
+
 def test_arrays_of_numpys_own_dtype_become_the_models(run: Callable[..., Any]) -> None:
     x = np.random.default_rng(0).random((40, 4))
     np.savez("data.npz", x=x, y=np.arange(40) % 3)

@@ -341,8 +341,7 @@ def fix(flow: str, spec: str, folder: Path, target: str | None, backend: str | N
       DIR/plan.json        the edits, for --overrides of other commands
       DIR/flow.patch       for git apply: the flow with the plan, where its function returns a dict or a tuple
       DIR/program          the lowered model, if the backend can write it
-      DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors. The row of a layer has its
-                           error and histogram before and after
+      DIR/report.html      all reports as one page; each is also DIR/NAME.safetensors
 
     The exit code is 1 if a target is not met, if a kernel computes something else than the converted graph, if
     quantization gives NaN or infinities, or if no batch has a number.

@@ -230,7 +230,14 @@ class _Draft:
             raise FlowError(f"{source} has no {name!r} for {wanted}; it has {near_names(name, _public(found))}")
         self.imports.add(f"from {module} import {name}")
         value = getattr(found, name)
-        return f"{name}()" if isinstance(value, type) or hasattr(value, "__code__") else name
+        if not (isinstance(value, type) or hasattr(value, "__code__")):
+            return name
+        try:
+            inspect.signature(value).bind()
+        except TypeError as error:
+            ours = f"name a function of yours that takes none and returns {wanted}"
+            raise FlowError(f"{source}:{name} needs arguments ({error}): {ours}") from error
+        return f"{name}()"
 
     def data(self, source: str | None, size: str | None) -> None:
         """The samples from a source, or random ones, and what is what in them."""
