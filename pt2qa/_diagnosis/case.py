@@ -63,7 +63,7 @@ class Hypothesis:
         share: of its sites in the noise of all, if that bounds the gain.
         gain: in dB, where it was measured in another way; nan if nothing can be applied; None: measure the treatment.
         unseen: a sample that the remedy is about, so that its gain is that of all others; -1: none.
-        preview: what is played first, so that the model is quantized again only where that helps; None: nothing.
+        preview: what is simulated first, so that the model is quantized again only where that helps; None: nothing.
         audited: whether it was found without the model's outputs, so that a gain that may be chance confirms it.
     """
 
@@ -429,7 +429,7 @@ def _by_channel(site: Site, observed: Observed) -> QuantParams | None:
 
 
 def is_alike(site: Site, played: Substitute) -> bool:
-    """Whether a site's parameters are those that would be played, but for a step at the ends."""
+    """Whether a site's parameters are those that would be simulated, but for a step at the ends."""
     own, other = site.params, played.params
     if other is None or own.scale is None or own.zero_point is None or own.axis != other.axis:
         return False

@@ -65,7 +65,7 @@ def verdict_of(search: Search, after: Outcome | None, *, interrupted: bool) -> s
         return f"No certain remedy: {now}; ranges that fit the data would give {decibel(bound)} dB{_likeliest(search)}."
     if (clamped := search.clamped) is not None:
         name, of_noise, counts = clamped
-        beyond = f"Values beyond the calibrated range, most at {name}, make {share(of_noise)} % of the noise"
+        beyond = f"Values beyond the calibrated range, most at {name}, cause {share(of_noise)} % of the noise"
         if counts:
             return f"No certain remedy: {now}. {beyond}: calibrate on more samples{_likeliest(search)}.{rest}"
         rest = f" {beyond}: other data may lose more.{rest}"

@@ -139,7 +139,7 @@ def _about_clamped(rows: Sequence[LayerRow], sqnr: float) -> str:
     worst = ranked(LayerRow, clamped, "rounding_sqnr")[0]
     far = "" if isnan(worst.excess_lsb) else f", with values up to {number(worst.excess_lsb)} steps beyond its range"
     return (
-        f"Values are clamped at {worst.name}, which makes {100 * clamped_share(worst):.0f} % of the error there{far}: "
+        f"Values are clamped at {worst.name}, which causes {100 * clamped_share(worst):.0f} % of the error there{far}: "
         "the range does not fit this data."
     )
 

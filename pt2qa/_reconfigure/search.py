@@ -60,8 +60,8 @@ class Search:
     """One search over a pair's edits, for the quality ``needed``; None: the best within the budget.
 
     ``edges_of`` and ``noise`` are by site: the edges that require it, the noise it causes in each output.  ``edits_of``
-    gives the edits of some candidates and the annotations with them; None: they keep their sites, which are played in
-    float if no edge requires them.
+    gives the edits of some candidates and the annotations with them; None: they keep their sites, which are in float
+    in the simulation if no edge requires them.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class Session:
         return Edit("range", (choice.name,), scale=float(params.scale), zero_point=int(params.zero_point))
 
     def treatment(self, edits: tuple[Edit, ...]) -> Treatment:
-        """Ops in float are played on the simulator, unless that changes the scale of what stays quantized."""
+        """Ops in float are simulated, unless that changes the scale of what stays quantized."""
         free = Treatment(edits=tuple(edit for edit in edits if edit.kind != "float"))
         before = self.judge.annotations(free)
         assert before is not None, "a session's pair has a recipe"

@@ -50,7 +50,7 @@ def stop_if_interrupted(notes: Iterable[str]) -> None:
 
 
 def joined_notes(notes: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The notes of all reports; those that not all have, and what was interrupted, say whose they are."""
+    """The notes of all reports; one that not all have, or of an interruption, says which reports it is of."""
     joined = []
     for number, own in enumerate(notes, 1):
         for note in own:

@@ -295,7 +295,7 @@ class SensitivityReport(DataReport):
             few_rows.append(row)
         flops = sum(row.flops_share for row in few_rows if row.kind == "weight" or self.group != "site")
         kept = f", with {share(flops)} % of the flops" if flops else ""
-        make = "makes" if len(few_rows) == 1 else "make"
+        cause = "causes" if len(few_rows) == 1 else "cause"
         if total:
             rows = counted(len(few_rows), self.group)
-            yield f"{rows} of {len(self.rows)} {make} {share(total)} % of the noise{kept}."
+            yield f"{rows} of {len(self.rows)} {cause} {share(total)} % of the noise{kept}."

@@ -163,7 +163,7 @@ class Judge:
         return pair.as_deployed() if treatment.as_deployed else pair
 
     def applied(self, treatment: Treatment) -> QuantizedPair:
-        """The pair with all edits of a treatment, those that were played by switching too."""
+        """The pair with all edits of a treatment, those that were simulated by switching too."""
         return self._quantized(treatment, treatment.all_edits)
 
     def annotations(self, treatment: Treatment) -> Annotations | None:

@@ -70,7 +70,7 @@ class Recorded:
 
 
 def read(path: Path, etrecord: Path) -> Recorded:
-    """Reads an ETDump and the values in ``debug_output.bin`` beside it; the ETRecord says whose they are.
+    """Reads an ETDump and the values in ``debug_output.bin`` beside it; the ETRecord says of which op each is.
 
     Raises:
         DeploymentError: one of them is missing or is no such file, or no run has outputs.

@@ -220,7 +220,7 @@ def test_values_beyond_the_ranges_are_named_where_no_part_of_the_samples_covers_
         "keep these ops in float: 0/linear, 2/linear"
     ]
     assert re.search(
-        r"No certain remedy: .*Values beyond the calibrated range, most at input, make \S+ % of the noise: "
+        r"No certain remedy: .*Values beyond the calibrated range, most at input, cause \S+ % of the noise: "
         r"calibrate on more samples\. The best of those that were tried is narrow-calibration, \+2\d",
         found.verdict,
     ), found.verdict

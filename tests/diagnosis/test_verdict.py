@@ -181,7 +181,7 @@ def test_without_a_cause_it_says_why() -> None:
     repaired = {"from_repair": gain, "repair_helps": True, "out_of_reach": 30.0}
     assert of(high, **repaired) == f"No cause found: 20.0 dB{over}.{free}"
     assert of(high, out_of_reach=30.0) == ("No certain remedy: 20.0 dB; ranges that fit the data would give 30.0 dB.")
-    beyond = "Values beyond the calibrated range, most at conv, make 90.00 % of the noise:"
+    beyond = "Values beyond the calibrated range, most at conv, cause 90.00 % of the noise:"
     certain = f"No certain remedy: 20.0 dB. {beyond} calibrate on more samples.{none}"
     assert of(high, clamped=("conv", 0.9, True)) == certain
     assert (

@@ -87,7 +87,7 @@ def test_a_bad_model() -> None:
         "Isolated SQNR of 5 quantized values: lowest 12.5 dB (conv), median 30.0 dB; 1 below 20 dB.",
         "The noise grows by more than 1 % of the signal's power at 3 ops, in 1 case by the op's own quantization, most "
         "at conv: from 40.0 dB in what it reads to 12.0 dB.",
-        "Values are clamped at hard, which makes 89 % of the error there, with values up to 7.25 steps beyond its "
+        "Values are clamped at hard, which causes 89 % of the error there, with values up to 7.25 steps beyond its "
         "range: the range does not fit this data.",
         "Counts: 1 value with most of the error from clamping, 0 rows without a number, 0 unpaired, 0 notes.",
         ASK,
@@ -206,7 +206,7 @@ def test_clamps_are_told_where_they_weigh() -> None:
     assert clamps(HARD, sqnr=20.0) == []
     worse = row("worse", **{**OF_HARD, "rounding_sqnr": 11.5, "excess_lsb": nan})
     assert clamps(HARD, worse) == [
-        "Values are clamped at worse, which makes 100 % of the error there: the range does not fit this data."
+        "Values are clamped at worse, which causes 100 % of the error there: the range does not fit this data."
     ]
 
 

@@ -153,7 +153,7 @@ def test_the_summary_of_a_bad_model_states_what_its_rows_prove(clamped):
         "at features.7.conv.1.0/conv2d: from 35.5 dB in what it reads to 13.0 dB."
     )
     assert about_clamp == (
-        "Values are clamped at features.7.conv.1.0/conv2d, which makes 68 % of the error there, with values up to "
+        "Values are clamped at features.7.conv.1.0/conv2d, which causes 68 % of the error there, with values up to "
         "40.5 steps beyond its range: the range does not fit this data."
     )
     assert counts == (
@@ -242,7 +242,7 @@ def test_reports_of_older_files_are_told_without_what_they_lack(clamped):
     _, isolated, about_clamp, counts, _ = old.summary().splitlines()
     assert isolated == "Isolated SQNR of 24 quantized values: lowest 8.2 dB, median 30.0 dB; 1 below 20 dB."
     assert about_clamp == (
-        "Values are clamped at features.7.conv.1.0/conv2d, which makes 68 % of the error there: "
+        "Values are clamped at features.7.conv.1.0/conv2d, which causes 68 % of the error there: "
         "the range does not fit this data."
     )
     assert counts.startswith("Counts: 1 value with most of the error from clamping, ")

@@ -1,4 +1,4 @@
-"""Parameters that are played through: those that torchao's observers would choose."""
+"""Parameters that are simulated: those that torchao's observers would choose."""
 
 from __future__ import annotations
 

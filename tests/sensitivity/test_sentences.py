@@ -74,19 +74,19 @@ def test_what_a_report_of_several_rows_says() -> None:
         "The quantized model has an output SQNR of 10.0 dB; the noise of the rows adds up to 10.0 dB: "
         "errors add up, within 1 dB.",
         "Worst: layer0/conv2d (activation), 13.0 dB when it alone is quantized.",
-        "1 site of 4 makes 50.00 % of the noise.",
+        "1 site of 4 causes 50.00 % of the noise.",
         HELP,
         "Counts: 1 without effect on the output, 0 rows without a number, 1 note.",
     ]
     # The fewest rows that make half of it, and the flops of the weights among them alone.
     several = said(report([4.0, 3.0, 3.0]))
-    assert several[2] == "2 sites of 3 make 70.00 % of the noise, with 10.00 % of the flops."
+    assert several[2] == "2 sites of 3 cause 70.00 % of the noise, with 10.00 % of the flops."
     by_module = said(report([4.0, 3.0, 3.0], group="module"))
-    assert by_module[2] == "2 modules of 3 make 70.00 % of the noise, with 10.00 % of the flops."
+    assert by_module[2] == "2 modules of 3 cause 70.00 % of the noise, with 10.00 % of the flops."
     grouped = report([3.0, 4.0, 3.0], group="region")
-    assert "2 regions of 3 make 70.00 % of the noise, with 10.00 % of the flops." in said(grouped)
+    assert "2 regions of 3 cause 70.00 % of the noise, with 10.00 % of the flops." in said(grouped)
     # Without flops there is nothing to say of them, and an activation of a single site has none of its own.
-    assert "1 region of 1 makes 100.00 % of the noise." in said(report([3.0], group="region"))
+    assert "1 region of 1 causes 100.00 % of the noise." in said(report([3.0], group="region"))
 
 
 def test_without_a_number_rows_are_named_and_not_ranked() -> None:
@@ -99,7 +99,7 @@ def test_without_a_number_rows_are_named_and_not_ranked() -> None:
         "layer3/conv2d and 1 more."
     )
     assert found[-1] == "Counts: 0 without effect on the output, 4 rows without a number, 1 note."
-    assert found[3] == "1 site of 5 makes 20.00 % of the noise."
+    assert found[3] == "1 site of 5 causes 20.00 % of the noise."
     assert isnan(replace(whole, rows=tuple(rows)).predicted_sqnr)
 
 

@@ -87,7 +87,7 @@ def product(request: pytest.FixtureRequest) -> tuple[str, pt2qa.QuantizedPair]:
 
 
 def test_a_product_that_stays_in_float_is_noted(product: tuple[str, pt2qa.QuantizedPair]) -> None:
-    """Trap 46: attention, mm, baddbmm, einsum and cells stayed in float without a word."""
+    """Trap 46: attention, mm, baddbmm, einsum and cells silently stayed in float."""
     op, pair = product
     report = pt2qa.compare_layers(pair, [torch.randn(2, 4, 8)], progress=False)
     assert f"0 of 1 {op} ops are quantized; the rest runs in float" in report.notes

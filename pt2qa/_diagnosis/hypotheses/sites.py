@@ -246,7 +246,7 @@ _HOW = {
 
 
 def with_own_scales(case: Case, found: Hypothesis, sites: Sequence[int], *, apart: bool = False) -> Hypothesis:
-    """Edits that give sites scales over all integers, in place of what is played, which is the preview.
+    """Edits that give sites scales over all integers, in place of what is simulated, which is the preview.
 
     The same where no edit can, or, if the scales must be ``apart``, the ops around make them share their scale.
     """

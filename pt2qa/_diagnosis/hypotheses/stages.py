@@ -71,7 +71,7 @@ def changed(case: Case) -> Iterator[Hypothesis]:
 
 
 def constants(case: Case) -> Iterator[Hypothesis]:
-    """Weights, biases and other constants that are not the float model's, beyond rounding; that one is played."""
+    """Weights, biases and other constants that are not the float model's, beyond rounding; that one is simulated."""
     found: list[tuple[str, str, Treatment]] = [
         (
             each.reader,
