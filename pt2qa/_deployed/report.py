@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pt2qa._decibels import LOW_SQNR, agreement, decibels, power
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
-from pt2qa._report.charts import Event, Runs, along, bars, curves, drawings, pictures, scalars
+from pt2qa._report.charts import Event, Runs, along, bars, drawings, pictures, scalars
 from pt2qa._report.prose import by_reason, counted, decibel, few, number, share
 from pt2qa._report.rows import Row, Unpaired, column, derived, shown_columns
 from pt2qa._report.storage import register
@@ -349,12 +349,11 @@ class DeployedReport(DataReport):
     def events(self, step: int, per_channel: bool, others: Sequence[Report]) -> Runs:
         """Each number of each value, output and stage, only finite ones, and the charts of the page."""
         numbers = [each.name for each in shown_columns(DeployedRow) if each.type == "float"]
-        rows = self.rows + self.outputs
-        found = scalars(rows, numbers, step)
+        found = scalars("deployed", self.rows + self.outputs, numbers, step)
         known = [(f"{each}/{row.name}", getattr(row, each)) for row in self.stages for each in ("sqnr", "step_sqnr")]
-        found += [Event(f"stages/{tag}", step, value) for tag, value in known if isfinite(value)]
-        own = [*found, *pictures(drawings(self, others), step)]
-        return {"deployed": own, **curves("deployed", rows, numbers, step)}
+        found["deployed"] += [Event(f"stages/{tag}", step, value) for tag, value in known if isfinite(value)]
+        found["deployed"] += pictures(drawings(self, others), step)
+        return found
 
 
 def _output_line(row: DeployedRow) -> str:

@@ -15,7 +15,7 @@ from pt2qa._layers.blocks import FEWEST, BlockRow, blocks_of, heat_maps, identic
 from pt2qa._layers.rows import LayerRow, folded, opened
 from pt2qa._layers.verdict import output_sqnr, ranked_by, summary_of
 from pt2qa._report.base import Block, DataReport, Grade, Listing, Report, Table, data_read
-from pt2qa._report.charts import Runs, along, curves, drawings, pictures, scalars, sides
+from pt2qa._report.charts import Runs, along, drawings, pictures, scalars, sides
 from pt2qa._report.prose import by_reason, cosine, counted, decibel, number, wrap
 from pt2qa._report.rows import Column, Unpaired, check_custom, column, columns_of, custom_names, derived
 from pt2qa._report.storage import register
@@ -148,9 +148,9 @@ class LayerReport(DataReport):
         """Each metric of each layer and output, the ends and means of both sides, and the charts of the page."""
         rows = self.rows + self.outputs
         metrics = (*SCALARS, *custom_names(rows))
-        own = [*scalars(rows, metrics, step), *pictures(drawings(self, others), step)]
-        found = {"layers": own, **curves("layers", rows, metrics, step)}
-        return {**found, **sides(rows, ("min", "max", "mean"), step)}
+        found = {**scalars("layers", rows, metrics, step), **sides(rows, ("min", "max", "mean"), step)}
+        found["layers"] += pictures(drawings(self, others), step)
+        return found
 
     def _headline(self) -> str:
         of = ", ".join(filter(None, (self.model, self.quantizer)))

@@ -105,21 +105,18 @@ Runs = dict[str, list[Event]]
 """Events by the name of a TensorBoard run; runs share a card where their tags are the same."""
 
 
-def scalars(rows: Sequence[Any], metrics: Sequence[str], step: int, prefix: str = "") -> list[Event]:
-    """Each metric of each row at the step, from the column of this prefix and name; only finite values."""
-    cells = (
-        (f"{metric}/{name}", float(cell(row, f"{prefix}{metric}")))
-        for metric in metrics
-        for row, name in zip(rows, _told_apart([row.name for row in rows]), strict=True)
-    )
-    return [Event(tag, step, value) for tag, value in cells if isfinite(value)]
+def scalars(of: str, rows: Sequence[Any], metrics: Sequence[str], step: int, run: str = "", prefix: str = "") -> Runs:
+    """Each metric of each row at the step; and one curve over all rows, in a run for each step: builds share its card.
 
-
-def curves(of: str, rows: Sequence[Any], metrics: Sequence[str], step: int, run: str = "", prefix: str = "") -> Runs:
-    """Each metric over the rows in graph order, as one curve; a run for each step, so that builds share a card."""
-    cells = ((metric, at, float(cell(row, f"{prefix}{metric}"))) for metric in metrics for at, row in enumerate(rows))
-    found = [Event(f"along_the_graph/{of}/{metric}", at, value) for metric, at, value in cells if isfinite(value)]
-    return {f"{run or of}/step_{step}": found}
+    Metrics are columns with this prefix; only finite values.
+    """
+    names = _told_apart([row.name for row in rows])
+    cells = [(metric, at, float(cell(row, f"{prefix}{metric}"))) for metric in metrics for at, row in enumerate(rows)]
+    known = [each for each in cells if isfinite(each[-1])]
+    return {
+        run or of: [Event(f"{metric}/{names[at]}", step, value) for metric, at, value in known],
+        f"{run or of}/step_{step}": [Event(f"along_the_graph/{of}/{metric}", at, value) for metric, at, value in known],
+    }
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
@@ -135,10 +132,8 @@ def _told_apart(names: Sequence[str]) -> list[str]:
 def sides(rows: Sequence[Any], numbers: Sequence[str], step: int) -> Runs:
     """Columns such as ``ref_min`` and ``quant_min`` as the runs ``reference`` and ``quantized`` of one tag."""
     prefixes = {"reference": "ref_", "quantized": "quant_"}
-    found = {run: scalars(rows, numbers, step, prefix) for run, prefix in prefixes.items()}
-    for run, prefix in prefixes.items():
-        found |= curves("layers", rows, numbers, step, run, prefix)
-    return found
+    found = [scalars("layers", rows, numbers, step, run, prefix) for run, prefix in prefixes.items()]
+    return {**found[0], **found[1]}
 
 
 def pictures(drawn: Sequence[Drawing], step: int) -> list[Event]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pt2qa._decibels import LOW_SQNR
 from pt2qa._report.base import Block, Listing, ModelReport, Report
-from pt2qa._report.charts import LONGEST, Runs, curves, of_rows, pictures, scalars
+from pt2qa._report.charts import LONGEST, Runs, of_rows, pictures, scalars
 from pt2qa._report.prose import by_reason, counted, decibel, index
 from pt2qa._report.prose import cosine as five_digits
 from pt2qa._report.rows import Row, Unpaired, column
@@ -165,9 +165,9 @@ class WeightReport(ModelReport):
         rows = [replace(row, name=f"{row.name}/{row.attr}") for row in self._tabled()]
         worst = self.worst(PICTURED)
         drawn = [each for row, each in of_rows(self) if any(row is one for one in worst)]
-        metrics = ("sqnr", BY, "dead_channels")
-        own = [*scalars(rows, metrics, step), *pictures(drawn, step)]
-        return {"weights": own, **curves("weights", rows, metrics, step)}
+        found = scalars("weights", rows, ("sqnr", BY, "dead_channels"), step)
+        found["weights"] += pictures(drawn, step)
+        return found
 
     def worst(self, k: int, by: str = BY) -> tuple[WeightRow, ...]:
         """The k worst rows by a column, ties by ``sqnr``; rows where it is nan come last.

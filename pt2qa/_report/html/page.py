@@ -45,10 +45,7 @@ class Section:
 
 
 def sections_of(reports: Sequence[Report], profiles: Sequence[Report] = ()) -> list[Section]:
-    """One for each report: those that say what to do, then by grade, the worst first; ties in the order given.
-
-    Profiles have no section: histograms are drawn from them.
-    """
+    """One for each report, but not for profiles: what says what to do, then by grade, worst first, then as given."""
     for report in reports:
         kind_of(report)  # anything that is not a report is rejected before drawing starts
     others = (*reports, *profiles)

@@ -334,6 +334,14 @@ def test_histograms_are_of_this_model_alone() -> None:
         ] * 3
 
 
+def test_the_values_before_edits_are_those_of_another_quantizer_too_and_have_no_section() -> None:
+    reference, quantized = samples.profiles()
+    before = replace(quantized, side="before", quantizer="xnnpack:per_channel=false")
+    (section,) = Page(html_page([samples.layers()], [reference, quantized, before])).data
+    (chart,) = [each for each in section["charts"] if each["kind"] == "histogram"]
+    assert [each["side"] for each in chart["series"]] == ["reference", "quantized", "before"]
+
+
 def test_each_row_has_its_histogram_and_the_section_those_of_the_worst() -> None:
     made = samples.layers()
     names = [row.name for row in made.rows]
