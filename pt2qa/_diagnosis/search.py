@@ -16,7 +16,7 @@ from pt2qa._diagnosis.causes import ORDER
 from pt2qa._diagnosis.hypotheses import calibration, configuration, precision, repairs, sites, stages, weights
 from pt2qa._diagnosis.hypotheses.stages import Kernels
 from pt2qa._diagnosis.report import ADVICE, CauseRow, FigureRow, TriedRow, between
-from pt2qa._diagnosis.worth import Worth, error
+from pt2qa._diagnosis.worth import HALF, Worth, error
 from pt2qa._graph.handles import handle_of, source_line
 from pt2qa._layers.rows import LayerRow
 from pt2qa._quantize.pairing import QuantizedPair
@@ -33,9 +33,6 @@ ALIKE: Final = 0.9
 
 _BOUNDS: Final[dict[Ranges, str]] = {"fitted": "ranges fitted to the data", "by channel": "ranges fitted by channel"}
 """Their names in the table of figures."""
-
-HALF: Final = 0.5
-"""The share of the noise that is left at most where ranges are at fault."""
 
 BIT: Final = 20 * math.log10(2)
 """dB that one more bit gives."""
@@ -133,7 +130,7 @@ class Search:
     def _ranges_at_fault(self) -> bool:
         """Whether ranges that fit the data halve the noise; if not, another observer helps little, and comes last."""
         fits, now = self.bounds.get("fitted"), self.case.now.worst[1]
-        return fits is not None and error(fits.worst[1]) ** 2 <= HALF * error(now) ** 2
+        return fits is not None and error(fits.worst[1]) <= error(now) * error(HALF)
 
     @property
     def from_repair(self) -> Gain | None:
@@ -471,7 +468,7 @@ class Search:
         return self._pays(each, gain, quality)
 
     def _pays(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
-        """Whether a gain that is certain is worth its cost; a bit for free is worth a row where errors matter."""
+        """Whether a gain that is certain is worth its cost; half of the noise for free is, where errors matter."""
         aim = self.case.judge.target
         if aim is not None and math.isfinite(aim.at_least):
             return True
@@ -480,7 +477,7 @@ class Search:
         if quality.of_metric and quality.outputs:  # a few labels may be chance
             value = gain.middle
         is_free = not each.cost and not _takes_out(each) and error(before) >= self.worth.least
-        is_fault = each.cause not in NATURAL or (is_free and value >= BIT)
+        is_fault = each.cause not in NATURAL or (is_free and value >= HALF)
         return self.worth.pays(before, value, each.cost, is_fault=is_fault)
 
     def _is_outdone(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:

@@ -22,7 +22,7 @@ FAULT: Final = 0.5
 
 
 HALF: Final = 10 * math.log10(2)
-"""dB that the remedy of a fault gains that makes half of all noise: it is worth a row, however small the error is."""
+"""dB that are gained where half of all noise goes: worth a row, a fault's however small the error is."""
 
 
 @dataclass(frozen=True, slots=True)
