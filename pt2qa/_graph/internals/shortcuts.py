@@ -2,12 +2,14 @@
 
 ``prepare_pt2e`` and ``convert_pt2e`` generate the code of a graph after each of their steps, check the whole graph and
 search it for dead code after each folded batch norm, count from zero for each new name, trace the same QAT patterns in
-each call, and search the range of a histogram with a tensor for each comparison.
+each call, also for graphs with a batch norm of no QAT, and search the range of a histogram with a tensor for each
+comparison.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import struct
 import threading
@@ -46,7 +48,7 @@ def shortcuts() -> Iterator[None]:
 
     After an exception a graph has the code that it had, and gets the new one when it is called.
     """
-    from torchao.quantization.pt2e import HistogramObserver, utils
+    from torchao.quantization.pt2e import HistogramObserver, qat_utils, utils
 
     if _State.owner is not None:
         yield
@@ -57,6 +59,8 @@ def shortcuts() -> Iterator[None]:
             stack.enter_context(replaced(Graph, "lint", _trust))
             stack.enter_context(replaced(Graph, "eliminate_dead_code", _eliminate_unread))
             stack.enter_context(replaced(torch.export, "export", _export_once))
+            fold = qat_utils._fold_conv_bn_qat_helper
+            stack.enter_context(replaced(qat_utils, "_fold_conv_bn_qat_helper", functools.partial(_fold_if_any, fold)))
             stack.enter_context(replaced(HistogramObserver, "_non_linear_param_search", _search_range))
             for module in (importlib.import_module("torch.ao.quantization.fx.prepare"), utils):
                 stack.enter_context(replaced(module, "get_new_attr_name_with_prefix", _namer))
@@ -162,6 +166,20 @@ def _export_once(mod: Any, args: Any, kwargs: Any = None, **options: Any) -> Exp
     if key is not None:
         _patterns[key] = program
     return program
+
+
+def _fold_if_any(fold: Callable[..., GraphModule], m: GraphModule, *args: Any, **options: Any) -> GraphModule:
+    """What torchao does around its QAT patterns, each of which takes the square root of a batch norm's variance."""
+    from torchao.quantization.pt2e import qat_utils
+
+    if not _is_mine() or m.graph.find_nodes(op="call_function", target=torch.ops.aten.sqrt.default):
+        return fold(m, *args, **options)
+    m.graph.eliminate_dead_code()
+    qat_utils._duplicate_dequantize_node(m)
+    qat_utils._remove_extra_dequantize(m)
+    m.graph.eliminate_dead_code()
+    m.recompile()
+    return m
 
 
 def _key_of(mod: Any, args: Any, kwargs: Any, options: Any) -> Hashable | None:
