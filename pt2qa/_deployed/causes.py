@@ -263,15 +263,15 @@ def _shortened(short: torch.dtype, target: Any, /, *args: Any, **kwargs: Any) ->
 
 
 def sums_in_16_bits(region: Region) -> Supposed:
-    """Sums of two neighbouring products that saturate at 16 bits, as on x86 without VNNI."""
+    """Sums of two neighbouring products that saturate at 16 bits, as on x86 without VNNI, which takes int8 plus 128."""
     for node in region.called("linear", "conv2d"):
         source, step = node.args[0], _bias_scale(region, node)
         if step is None or not isinstance(source, Node) or not quant_ops.is_static_per_tensor(source):
             continue
         numbers: Any = source.args[1:6]
         scale, zero_point, *_, dtype = numbers
-        if dtype is torch.uint8 and (len(node.args) < 7 or node.args[6] == 1):
-            whole = partial(_saturated, scale=scale, zero_point=zero_point, step=step)
+        if dtype in (torch.uint8, torch.int8) and (len(node.args) < 7 or node.args[6] == 1):
+            whole = partial(_saturated, scale=scale, zero_point=zero_point + 128 * (dtype is torch.int8), step=step)
             yield "sums of two of its products saturate at 16 bits", {node: whole}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -20,8 +22,21 @@ INTEGERS = ("i8", "u8")
 NOT_KERNELS = ("Const", "Input", "Output", "Parameter", "Result", "Reorder")
 """The layer types of a runtime model that compute nothing."""
 
+SATURATES = "without VNNI, sums of two products of uint8 and int8 saturate at 16 bits; weights within -64..63 avoid it"
+
+_NO_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
+"""Limits of oneDNN, which OpenVINO contains, under which it adds two products in 16 bits."""
+
 _ROUNDING = re.compile(r".*FakeQuantize(_\d+)?|Convert_\d+|")
 _SET = re.compile(r"sse42|avx\w*?(?=_|$)(_amx|_vnni|_core|_fp16|_bf16)*|neon|sve\w*|acl|mlas")
+
+
+def saturates() -> bool:
+    """Whether OpenVINO adds two products of int8 in 16 bits, as on x86 without VNNI; int8 inputs get 128 more."""
+    limit, can = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), torch.cpu.get_capabilities()
+    known = ("avx_vnni",) if limit.startswith("AVX2") else ("avx512_vnni", "avx_vnni", "amx_int8")
+    has = limit not in _NO_VNNI and any(can.get(name) for name in known)
+    return platform.machine().lower() in ("x86_64", "amd64") and not has
 
 
 def core() -> openvino.Core:
@@ -102,8 +117,11 @@ class Kernels:
         isa = ", ".join(filter(None, sets))
         backend = program.backend
         group = model.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        dynamic = (
+            "no dynamic quantization without VNNI" if saturates() else f"dynamic quantization in groups of {group}"
+        )
         options = [
-            f", dynamic quantization in groups of {group}" if backend.dynamic_quantization else "",
+            f", {dynamic}" if backend.dynamic_quantization else "",
             "" if backend.int8_kernels else ", int8 kernels off",
         ]
         precision = model.get_property("INFERENCE_PRECISION_HINT").get_type_name()
@@ -112,6 +130,7 @@ class Kernels:
             f"precision {precision}{''.join(options)}",
             f"kernels on integers: {listed(counts[True])}{f', with {isa}' if isa else ''}; in float: "
             f"{listed(counts[False])}",
+            *([SATURATES] if counts[True] and saturates() else []),
         )
         layers = {name: each.on_integers for each in kernels for name in each.names}
         return cls(layers, facts, tuple(each.line for each in kernels))

@@ -155,25 +155,27 @@ def test_exact_sums_are_named_where_those_of_float32_depend_on_their_order() -> 
         assert cause_of(region) == "its sums are exact, and the converted graph's, in another order, are not"
 
 
+@pytest.mark.parametrize("quantizer", ["x86", "xnnpack"])
 @pytest.mark.parametrize("op", ["linear", "conv2d"])
-def test_sums_that_saturate_at_16_bits_are_named(op: str) -> None:
-    """Products of 255 and 127, added to their neighbours' in 16 bits."""
+def test_sums_that_saturate_at_16_bits_are_named(op: str, quantizer: str) -> None:
+    """Products of 255 and 127, added to their neighbours' in 16 bits; of int8 inputs after 128 is added to them."""
     model = nn.Linear(5, 3) if op == "linear" else nn.Conv2d(5, 3, 3, padding=1)
     nn.init.ones_(model.weight)
     x = torch.rand(4, 5, *([6, 6] if op == "conv2d" else []), generator=torch.Generator().manual_seed(0))
-    graph = quantized_pair(nn.Sequential(model), x, "x86").quantized
+    graph = quantized_pair(nn.Sequential(model), x, quantizer).quantized
     first, last = next(node for node in graph.graph.nodes if is_quantize(node)), last_of(graph, op)
     integers = first.target(x, *first.args[1:])  # type: ignore[operator]
     scales, weights = (region_constant(last, number) for number in (1, 0))
-    rows = integers.double()
+    more = 128 if integers.dtype is torch.int8 else 0
+    rows, zero_point = integers.double() + more, first.args[2] + more  # type: ignore[operator]
     if op == "conv2d":
-        rows = nn.functional.pad(rows, [1] * 4, value=float(first.args[2]))  # type: ignore[arg-type]
+        rows = nn.functional.pad(rows, [1] * 4, value=float(zero_point))
         rows = torch.stack([rows[:, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)], 1)
         rows = rows.permute(0, 3, 4, 1, 2)
     weights = weights.double().flatten(2).permute(0, 2, 1) if op == "conv2d" else weights.double()
     products = rows.unsqueeze(-weights.dim()) * weights  # (..., outputs, pixels, channels)
     pairs = nn.functional.pad(products, (0, 1)).unflatten(-1, (3, 2)).sum(-1).clamp(-32768, 32767)
-    sums = pairs.flatten(-2 if op == "conv2d" else -1).sum(-1) - first.args[2] * weights.flatten(1).sum(1)  # type: ignore[operator]
+    sums = pairs.flatten(-2 if op == "conv2d" else -1).sum(-1) - zero_point * weights.flatten(1).sum(1)
     value = (sums * first.args[1] * scales).float() + model.bias  # type: ignore[operator]
     value = (value.permute(0, 3, 1, 2) if op == "conv2d" else value).detach()
     with torch.no_grad():

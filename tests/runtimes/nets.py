@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import pt2qa
+from tests.flows import NARROW
 from tests.models import images, residual
 
 
@@ -55,7 +58,36 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Tensor]]] = 
 }
 
 
-def quantized(net: str, quantizer: str) -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
+def seven_bits(quantizer: str) -> Any:
+    """A quantizer with weights of seven bits: 255 * 64 * 2 is less than 2**15, so its sums are right without VNNI."""
+    if quantizer == "x86":
+        from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+            X86InductorQuantizer,
+            get_default_x86_inductor_quantization_config,
+        )
+
+        config = get_default_x86_inductor_quantization_config()
+        return X86InductorQuantizer().set_global(
+            replace(config, weight=replace(config.weight, quant_min=-64, quant_max=63))
+        )
+    if quantizer == "tosa":
+        from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+        from executorch.backends.arm.tosa import TosaSpecification
+
+        made = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
+        return made.set_global(get_symmetric_quantization_config(weight_qmin=-64, weight_qmax=63))
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
+
+    config = xnnpack_quantizer.get_symmetric_quantization_config(is_per_channel=True, weight_qmin=-64, weight_qmax=63)
+    return xnnpack_quantizer.XNNPACKQuantizer().set_global(config)
+
+
+def fitting(quantizer: str) -> Any:
+    """The quantizer; on a CPU without VNNI, which adds pairs of products in 16 bits, with weights of seven bits."""
+    return seven_bits(quantizer) if NARROW else quantizer
+
+
+def quantized(net: str, quantizer: Any) -> tuple[pt2qa.QuantizedPair, list[Tensor]]:
     """One of the nets, and two batches of other data than it was calibrated on."""
     make, data = NETS[net]
     torch.manual_seed(0)
