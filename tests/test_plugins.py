@@ -21,6 +21,7 @@ from pt2qa.plugins import (
     BACKENDS,
     GROUP,
     GenericPlugin,
+    attribute_of,
     available,
     backends,
     describe,
@@ -370,6 +371,18 @@ def test_a_value_that_an_op_in_place_changes_is_returned_as_it_was_made() -> Non
     add = next(node.name for node in graph.graph.nodes if "add" in node.name)
     returned = with_outputs(graph, [add])(torch.ones(2))
     assert [each.tolist() for each in returned] == [[4.0, 4.0], [2.0, 2.0]]
+
+
+def test_what_a_node_reads_from_the_graph_is_its_weight_detached_and_nothing_else_is() -> None:
+    linear = torch.nn.Linear(2, 2)
+    graph = torch.export.export(linear, (torch.ones(2),)).module()
+    weight, bias = (attribute_of(graph, node) for node in graph.graph.find_nodes(op="get_attr"))
+    assert torch.equal(weight, linear.weight)
+    assert torch.equal(bias, linear.bias)
+    assert weight.data_ptr() == linear.weight.data_ptr()
+    assert not weight.requires_grad
+    (computed,) = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    assert [attribute_of(graph, each) for each in (computed, 0.5, None)] == [None, None, None]
 
 
 def test_taps_that_disturb_are_found_by_halves() -> None:

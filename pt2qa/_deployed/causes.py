@@ -66,7 +66,7 @@ class Region:
 
     def constant(self, node: Node) -> Any:
         """The value of a constant; None for what is computed."""
-        return attribute_of(self.root, node) if node.op == "get_attr" else None
+        return attribute_of(self.root, node)
 
     def named(self, node: Node) -> str:
         return name_of(node, self.names) or node.name

@@ -199,9 +199,10 @@ def opened(
 
 
 def lines_from_backend(path: Path, method: str, *args: Any) -> tuple[str, ...]:
-    """What an optional method of a backend, such as ``inspect``, says of a file with one of its suffixes."""
+    """What an optional method of a backend says of a file with one of its suffixes; only to ``inspect``, recordings."""
     readers: list[Any] = [each for each in backends().values() if hasattr(each, method)]
-    suffixes = {suffix: each for each in readers for suffix in each.suffixes}
+    recorded = () if method == "inspect" else RECORDED
+    suffixes = {suffix: each for each in readers for suffix in each.suffixes if suffix not in recorded}
     if path.suffix not in suffixes:
         raise DeploymentError(f"{path}: no installed backend reads such a file. Expected {few(sorted(suffixes))}.")
     return tuple(getattr(_ready(suffixes[path.suffix]), method)(path, *args))

@@ -186,8 +186,7 @@ def nested_graphs(node: Node, graph_module: GraphModule) -> list[tuple[str, Grap
     """The nested graphs that a higher-order op runs, each with its name; empty for other nodes."""
     if node.op != "call_function" or not isinstance(node.target, HigherOrderOperator):
         return []
-    read = (attribute_of(graph_module, arg) for arg in node.args if isinstance(arg, Node) and arg.op == "get_attr")
-    found = [body for body in read if isinstance(body, GraphModule)]
+    found = [body for arg in node.args if isinstance(body := attribute_of(graph_module, arg), GraphModule)]
     labels = BODIES.get(op_of(node.target), ())
     return [(labels[i] if i < len(labels) else f"graph{i}", body) for i, body in enumerate(found)]
 
@@ -202,8 +201,10 @@ def computed_from(ends: Collection[Node], given: Container[Node] = ()) -> set[No
     return found
 
 
-def attribute_of(graph_module: GraphModule, node: Node) -> Any:
-    return operator.attrgetter(str(node.target))(graph_module)
+def attribute_of(graph_module: GraphModule, node: object) -> Any:
+    """What a node reads from the graph module; None of anything else."""
+    is_read = isinstance(node, Node) and node.op == "get_attr"
+    return operator.attrgetter(str(node.target))(graph_module) if is_read else None  # type: ignore[attr-defined]
 
 
 def names_of(source: GraphModule | ExportedProgram) -> dict[int, OpName]:

@@ -71,7 +71,7 @@ class Sites:
             node = self._first[self._identity(node)]
             quantize = _source(node)
             is_pair = quant_ops.is_quantize(quantize)
-            params = quant_ops.read_params(quantize if is_pair else node, self._constant)
+            params = quant_ops.read_params(quantize if is_pair else node, lambda each: attribute_of(self._graph, each))
             return ReadValue(node, quantize if is_pair else None, params)
         return ReadValue(node)
 
@@ -95,9 +95,6 @@ class Sites:
         if not quant_ops.is_quantize(integers):
             return integers, None, str(node.args[1:])
         return _source(integers), integers.target, str(integers.args[1:]), str(node.args[1:])
-
-    def _constant(self, node: Node) -> Any:
-        return attribute_of(self._graph, node) if node.op == "get_attr" else None
 
 
 def _source(node: Node) -> Node:
@@ -281,7 +278,7 @@ class _Planner:
             return "weight" if argument == "weight" else "bias"
         if not self.constant[node]:
             return "input"
-        is_parameter = origin.op == "get_attr" and isinstance(attribute_of(self.graph, origin), nn.Parameter)
+        is_parameter = isinstance(attribute_of(self.graph, origin), nn.Parameter)
         return "weight" if is_parameter else "constant"
 
     def _origin(self, node: Node) -> Node:

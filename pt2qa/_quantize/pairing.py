@@ -546,7 +546,7 @@ def _check_dequantizes(quantized: GraphModule) -> None:
         if handle_of(node) is not None or quant_ops.is_quantization(node):
             continue
         for source in node.all_input_nodes:
-            value = attribute_of(quantized, source) if source.op == "get_attr" else None
+            value = attribute_of(quantized, source)
             if isinstance(value, Tensor) and value.dtype == torch.int8:
                 raise PairingError(
                     f"the quantized graph is a reference representation: {op_of(node.target)} reads the int8 constant "

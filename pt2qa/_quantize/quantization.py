@@ -469,11 +469,9 @@ def _integers(graph: GraphModule, edits: Iterable[Edit], names: Mapping[int, OpN
     nodes, found = ops_of(graph, names), dict[str, Tensor]()
     for edit in edits:
         read: Any = nodes[edit.ops[0]].args[1] if edit.ops[0] in nodes else None
-        stored = read.args[0] if isinstance(read, Node) and quant_ops.is_dequantize(read) else None
-        if not isinstance(stored, Node) or stored.op != "get_attr" or len(stored.users) > 1:
-            return None
+        stored: Any = read.args[0] if isinstance(read, Node) and quant_ops.is_dequantize(read) else None
         before = attribute_of(graph, stored)
-        if before.dtype != torch.int8 or before.numel() != len(edit.numbers):
+        if before is None or len(stored.users) > 1 or before.dtype != torch.int8 or before.numel() != len(edit.numbers):
             return None
         found[str(stored.target)] = torch.tensor(edit.numbers).reshape(before.shape).to(before.device)
     return found

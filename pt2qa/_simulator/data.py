@@ -402,7 +402,7 @@ class _Layouts:
         """The attribute that a node reads, perhaps rounded; None if it is no attribute."""
         while quant_ops.is_quantization(node):
             node = node.all_input_nodes[0]
-        return attribute_of(self.graph_module, node) if node.op == "get_attr" else None
+        return attribute_of(self.graph_module, node)
 
     def _layout(self, sizes: list[Any] | None, reads: Sequence[str], op: str) -> Layout | None:
         if sizes is None:

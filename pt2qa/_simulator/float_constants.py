@@ -78,9 +78,7 @@ class FloatConstants:
     def nested(self, reader: Node, path: Path) -> GraphModule | None:
         """The nested graph that the one counterpart of ``reader`` calls; None if it has none, or several."""
         arguments = [_argument(node, path) for node in self._counterparts(reader)]
-        read = [
-            attribute_of(self._root, each) for each in arguments if isinstance(each, Node) and each.op == "get_attr"
-        ]
+        read = [found for each in arguments if (found := attribute_of(self._root, each)) is not None]
         return read[0] if len(read) == 1 and isinstance(read[0], GraphModule) else None
 
     def _counterparts(self, reader: Node) -> list[Node]:

@@ -103,7 +103,7 @@ def memory_of(node: Node) -> Node | int:
     """What a value lives in: the node that made it, or the storage of an attribute, which several nodes may read."""
     root = written_value(node)
     module = root.graph.owning_module
-    value = attribute_of(module, root) if root.op == "get_attr" and module is not None else None
+    value = None if module is None else attribute_of(module, root)
     return storage_number(value) if isinstance(value, Tensor) else root
 
 

@@ -566,7 +566,8 @@ class _Lowering:
     def _constant_inputs(self, reader: Node, program: Program) -> dict[int, Node]:
         """The inputs of a nested graph that are constants around it: weights, mostly; by slot."""
         leaves = pytree.tree_leaves(reader.args)
-        first = max(number for number, leaf in enumerate(leaves) if _is_graph(leaf, self.graph_module)) + 1
+        read = [attribute_of(self.graph_module, leaf) for leaf in leaves]
+        first = max(number for number, value in enumerate(read) if isinstance(value, GraphModule)) + 1
         given = zip(program.inputs, leaves[first:], strict=False)
         return {slot: leaf for slot, leaf in given if isinstance(leaf, Node) and isinstance(self._value(leaf), _Folded)}
 
@@ -611,11 +612,6 @@ class _Lowering:
         ops = (step for step in self.steps if step.site is None)
         readers = grouped((slot, step.name) for step in ops for slot in (*step.reads, *step.constants))
         return [site if site.nested else replace(site, readers=tuple(readers[site.result])) for site in self.sites]
-
-
-def _is_graph(argument: Any, graph_module: GraphModule) -> bool:
-    is_attribute = isinstance(argument, Node) and argument.op == "get_attr"
-    return is_attribute and isinstance(attribute_of(graph_module, argument), GraphModule)
 
 
 def _keeps_dtype(node: Node) -> bool:

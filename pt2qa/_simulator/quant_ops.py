@@ -160,10 +160,9 @@ def strip_quantization(graph_module: GraphModule) -> GraphModule:
     stripped = GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     stripped.meta.update(graph_module.meta)
     for node in list(stripped.graph.nodes):
-        if node.op == "get_attr":
-            nested = attribute_of(stripped, node)
-            if isinstance(nested, GraphModule):
-                setattr(stripped, str(node.target), strip_quantization(nested))
+        nested = attribute_of(stripped, node)
+        if isinstance(nested, GraphModule):
+            setattr(stripped, str(node.target), strip_quantization(nested))
         elif is_dequantize(node):
             source = node.args[0]
             if isinstance(source, Node) and is_quantize(source):

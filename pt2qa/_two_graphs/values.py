@@ -123,9 +123,7 @@ class _Ops:
         """How a dequantize node rounds; None for any other."""
         if not quant_ops.is_dequantize(node):
             return None
-        return quant_ops.read_params(
-            node, lambda each: attribute_of(self.graph, each) if each.op == "get_attr" else None
-        )
+        return quant_ops.read_params(node, lambda each: attribute_of(self.graph, each))
 
     def note(self, handle: int, part: Node, read: Node) -> Iterator[str]:
         if len(self.parts[handle]) > 1:

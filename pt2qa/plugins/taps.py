@@ -6,10 +6,22 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pt2qa._report.atomic import write_atomic as write_atomic
+
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 T = TypeVar("T")
+
+
+def attribute_of(graph: GraphModule, node: object) -> Any:
+    """What a node reads from the graph, such as a weight, detached; None of anything else."""
+    import torch
+
+    from pt2qa._graph import handles
+
+    value = handles.attribute_of(graph, node)
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def handle_of(node: Node) -> int | None:

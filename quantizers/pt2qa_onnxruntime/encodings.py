@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from pt2qa.errors import DeploymentError
+from pt2qa.plugins import write_atomic
 from pt2qa_onnxruntime.lowering import exported, limits_of
 
 MODEL, ENCODINGS = "model.onnx", "model.encodings"
@@ -98,8 +98,8 @@ def write_encodings(
         taken.check_axes()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, folder / MODEL)
-    (folder / ENCODINGS).write_text(json.dumps(_document(taken, version), indent=1))
+    write_atomic(folder / MODEL, model.SerializeToString())
+    write_atomic(folder / ENCODINGS, json.dumps(_document(taken, version), indent=1))
     return Encodings(len(taken.activations), len(taken.params), tuple(taken.lost))
 
 

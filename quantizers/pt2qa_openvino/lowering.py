@@ -18,7 +18,7 @@ from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_n
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import handle_of, observing, with_outputs
+from pt2qa.plugins import attribute_of, handle_of, observing, with_outputs
 from pt2qa_openvino.backend import IR, MODEL, OpenVINOBackend, OpenVINOProgram, Tap
 from pt2qa_openvino.internals import is_tensor, optimize
 from pt2qa_openvino.kernels import Kernels, listed, loaded, reason_of
@@ -82,7 +82,7 @@ def unfolded(graph: GraphModule) -> GraphModule:
         op = str(node.target).rpartition("quantized_decomposed.")[2]
         if node.op != "call_function" or not op.startswith("dequantize_per") or node.args[0].op != "get_attr":
             continue
-        integers, *params = torch.fx.map_arg(node.args, lambda used: _constant(graph, used))
+        integers, *params = torch.fx.map_arg(node.args, lambda used: attribute_of(graph, used))
         name = f"_float_{node.name}"
         graph.register_buffer(name, node.target(integers, *params, **node.kwargs).detach())
         with graph.graph.inserting_before(node):
@@ -96,13 +96,6 @@ def unfolded(graph: GraphModule) -> GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
-
-
-def _constant(graph: GraphModule, node: Node) -> Any:
-    value: Any = graph
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _tap(node: Node) -> Tap:

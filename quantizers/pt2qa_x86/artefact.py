@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import op_type
+from pt2qa.plugins import attribute_of, op_type
 from pt2qa_x86.internals import op_of, package_of
 from pt2qa_x86.rules import PRODUCTS
 
@@ -199,7 +198,7 @@ def _of_product(package: Package, node: Node, graph: GraphModule) -> tuple[str, 
     integers = not name or not package.constants[name].is_floating_point()
     if scale is not None and integers and not package.holds(scale):
         told.append("its weight's scales are not in it")
-    bias = _constant(node.args[2] if len(node.args) > 2 else None, graph)
+    bias = attribute_of(graph, node.args[2] if len(node.args) > 2 else None)
     if bias is not None and not package.holds(bias):
         told.append("its bias is not in it")
     return name, told
@@ -231,16 +230,11 @@ def _weight(node: Any, graph: GraphModule) -> tuple[Tensor | None, Tensor | None
     axis: Any = 0
     while isinstance(node, Node) and node.op == "call_function" and node.args:
         if _is(node, "dequantize_per_channel"):
-            scale, axis = _constant(node.args[1], graph), node.args[3]
+            scale, axis = attribute_of(graph, node.args[1]), node.args[3]
         elif _is(node, "dequantize_per_tensor"):
             scale = torch.tensor([node.args[1]])
         node = node.args[0]
-    return _constant(node, graph), scale, axis
-
-
-def _constant(node: Any, graph: GraphModule) -> Tensor | None:
-    is_constant = isinstance(node, Node) and node.op == "get_attr"
-    return attrgetter(str(node.target))(graph).detach() if is_constant else None
+    return attribute_of(graph, node), scale, axis
 
 
 def _nearest(package: Package, weight: Tensor, scale: Tensor | None, axis: int) -> tuple[str, float]:

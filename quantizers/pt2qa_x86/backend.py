@@ -114,8 +114,27 @@ class X86Backend:
         return (f"{path.name}: {'; '.join(package.facts)}", *package.lines)
 
 
+class HasPackage:
+    """What reads the package in a file that AOTInductor compiled."""
+
+    path: Path
+
+    @functools.cached_property
+    def package(self) -> Package:
+        """What it holds; a DeploymentError if it cannot be read."""
+        from pt2qa_x86.artefact import Package
+
+        return Package.read(self.path)
+
+    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
+        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
+        from pt2qa_x86.artefact import differences
+
+        return list(differences(self.package, graph))
+
+
 @dataclass(frozen=True)
-class CompiledPackage:
+class CompiledPackage(HasPackage):
     """A model that AOTInductor compiled; see :class:`pt2qa.plugins.DeployedProgram`."""
 
     path: Path
@@ -134,13 +153,6 @@ class CompiledPackage:
             held = ()
         return f"{self.path.name}: compiled by AOTInductor", instruction_set(), *held
 
-    @functools.cached_property
-    def package(self) -> Package:
-        """What it holds; a DeploymentError if it cannot be read."""
-        from pt2qa_x86.artefact import Package
-
-        return Package.read(self.path)
-
     def run(self, inputs: Sequence[Any]) -> Ran:
         """Runs the package on a batch; numbers among its inputs are compiled into it."""
         import torch
@@ -150,12 +162,6 @@ class CompiledPackage:
             return Ran(tuple(self.call(tensors)))
         except Exception as error:
             raise DeploymentError(f"{self.path}: AOTInductor's package failed: {error}") from error
-
-    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
-        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
-        from pt2qa_x86.artefact import differences
-
-        return list(differences(self.package, graph))
 
     def save(self, folder: Path) -> None:
         """Refuses: the package is the file."""

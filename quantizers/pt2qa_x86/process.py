@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from pt2qa.errors import DeploymentError
 from pt2qa.plugins import Ran
-from pt2qa_x86.backend import NOT_SAVED
+from pt2qa_x86.backend import NOT_SAVED, HasPackage
 
 GRAPH, INPUTS, RESULT, ERRORS = "graph.pt2", "inputs.pt", "result.pt", "stderr.txt"
 
@@ -98,16 +98,10 @@ class ProgramApart:
 
 
 @dataclass
-class PackageApart(ProgramApart):
+class PackageApart(ProgramApart, HasPackage):
     """A package of AOTInductor in another process."""
 
     path: Path
-
-    def differences(self, graph: GraphModule) -> list[tuple[Node, str]]:
-        """What it holds otherwise than a converted graph; see :class:`pt2qa.plugins.DeployedProgram`."""
-        from pt2qa_x86.artefact import Package, differences
-
-        return list(differences(Package.read(self.path), graph))
 
 
 class _Process:

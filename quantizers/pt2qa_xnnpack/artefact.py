@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import op_type
+from pt2qa.plugins import attribute_of, op_type
 from pt2qa_xnnpack.internals import (
     METHOD,
     delegate_as_json,
@@ -270,17 +269,12 @@ def _told(kernel: Kernel, node: Node, graph: GraphModule) -> list[str]:
     return [*told, *_of_scales(kernel, node), *_of_limits(kernel, node)]
 
 
-def _constant(node: Any, graph: GraphModule) -> Tensor | None:
-    is_constant = isinstance(node, Node) and node.op == "get_attr"
-    return attrgetter(str(node.target))(graph).detach() if is_constant else None
-
-
 def _weight(node: Node, graph: GraphModule) -> tuple[Tensor | None, Tensor | None]:
     """A product's weight, as integers with their scales if it is rounded; None if it is computed."""
     read: Any = node.args[1]
     rounded = is_channel_dequantize(read) or is_dequantize(read)
-    expected = _constant(read.args[0] if rounded else read, graph)
-    scale = _constant(read.args[1], graph) if rounded else None
+    expected = attribute_of(graph, read.args[0] if rounded else read)
+    scale = attribute_of(graph, read.args[1]) if rounded else None
     if rounded and scale is None:
         scale = torch.tensor([float(read.args[1])])
     return expected, scale
@@ -311,7 +305,7 @@ def _of_weight(kernel: Kernel, node: Node, graph: GraphModule) -> str:
 
 
 def _of_bias(kernel: Kernel, node: Node, graph: GraphModule) -> str:
-    expected = _constant(node.args[2] if len(node.args) > 2 else None, graph)
+    expected = attribute_of(graph, node.args[2] if len(node.args) > 2 else None)
     if expected is None or kernel.bias is None or expected.shape != kernel.bias.shape:
         return "" if expected is None or kernel.bias is not None else "it has no bias"
     wanted, step = expected.double(), _step(kernel.inputs[0], kernel.weight)

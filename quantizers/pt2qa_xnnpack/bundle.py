@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from pt2qa.errors import DeploymentError
+from pt2qa.plugins import write_atomic
 from pt2qa_xnnpack.internals import METHOD, contents_of
 
 SPARE = 2
@@ -18,6 +19,7 @@ def bundle(path: Path, inputs: Path) -> tuple[str, ...]:
 
     Raises:
         DeploymentError: the program is missing or is none, or takes other inputs.
+        ReportError: the file cannot be written.
     """
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
@@ -34,9 +36,10 @@ def bundle(path: Path, inputs: Path) -> tuple[str, ...]:
         size = SPARE * contents_of(path.read_bytes()).size
         suite = MethodTestSuite(METHOD, [MethodTestCase(values) for values in batches])
         bundled = BundledProgram(None, [suite], pte_file_path=str(path))
-        made.write_bytes(serialize_from_bundled_program_to_flatbuffer(bundled))
+        data = serialize_from_bundled_program_to_flatbuffer(bundled)
     except Exception as error:  # whatever a damaged file makes it raise
         raise DeploymentError(f"{path}: not bundled with {inputs}: {type(error).__name__}: {error}") from error
+    write_atomic(made, data)
     told = [
         f"example_runner --bundled_program_path {shlex.quote(str(made))} --testset_idx {number} "
         f"--etdump_path etdump{number}.etdp --debug_output_path etdump{number}.bin --debug_buffer_size {size} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,5 +55,26 @@ def test_what_is_no_program_is_an_error(folder: Path, tmp_path: Path) -> None:
     for name in ("broken.pte", "none.pte"):
         with pytest.raises(pt2qa.DeploymentError, match=f"{name}: not bundled with "):
             lines_from_backend(tmp_path / name, "record", folder / "inputs.safetensors")
-    with pytest.raises(pt2qa.DeploymentError, match=r"model.tflite: no installed backend reads such a file"):
-        lines_from_backend(tmp_path / "model.tflite", "record", folder / "inputs.safetensors")
+    for name in ("model.tflite", "etdump.etdp"):  # the second is what a device recorded
+        with pytest.raises(
+            pt2qa.DeploymentError, match=rf"{name}: no installed backend reads such a file. Expected \.pte\.$"
+        ):
+            lines_from_backend(tmp_path / name, "record", folder / "inputs.safetensors")
+    with pytest.raises(pt2qa.DeploymentError, match=r"Expected \.etdp, .*\.pte"):
+        lines_from_backend(tmp_path / "model.tflite", "inspect")
+
+
+def test_a_write_that_is_interrupted_leaves_the_bundle_as_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inputs.safetensors").write_bytes((folder / "inputs.safetensors").read_bytes())
+    (tmp_path / "model.bpte").write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lines_from_backend(folder / "model.pte", "record", tmp_path / "inputs.safetensors")
+    assert (tmp_path / "model.bpte").read_bytes() == b"before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["inputs.safetensors", "model.bpte"]
+
+
+def interrupted(_: int) -> None:
+    raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,18 @@ def test_what_is_not_exported_or_no_version_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(pt2qa.DeploymentError, match=r"version: got .1\.0., expected one of 0\.6\.1, 1\.0\.0, 2\.0\.0"):
         write(dynamic, tmp_path, "1.0")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_is_interrupted_leaves_both_files_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    pair, _ = quantized("cnn", "x86")
+    write(pair, tmp_path, "1.0.0")
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(pair, tmp_path, "2.0.0")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
