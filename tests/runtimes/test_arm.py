@@ -15,9 +15,8 @@ from torch import Tensor, nn
 import pt2qa
 from pt2qa._deployed.deployment import lowerable
 from pt2qa.report import DeployedReport
-from tests.flows import NARROW
 from tests.models import images, residual
-from tests.runtimes.nets import NETS, fitting, quantized
+from tests.runtimes.nets import EXACT, NETS, fitting, quantized
 
 reference_model = pytest.importorskip("tosa_reference_model")
 arm = pytest.importorskip("pt2qa_arm")  # is not imported without its packages
@@ -126,8 +125,7 @@ def test_a_fault_in_one_engine_s_program_is_attributed_to_its_op(monkeypatch: py
         return run(flatbuffer.replace(right, wrong), arrays)
 
     monkeypatch.setattr(reference_model, "run", planted)
-    exact = "openvino:int8_kernels=false" if NARROW else "openvino"
-    names = ["tosa", "onnxruntime:int8_activations=true", exact]
+    names = ["tosa", "onnxruntime:int8_activations=true", EXACT]
     report = pt2qa.compare_runtimes(pair, batches, names)
     assert [(row.name, row.differ, row.right) for row in report.rows if row.differ] == [("conv2/conv2d", ("tosa",), 2)]
     said = " ".join(report.summary().split())

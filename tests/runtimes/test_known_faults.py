@@ -7,6 +7,7 @@ import torch
 
 import pt2qa
 from tests.quantizers.test_separation import CAUSES, Twice, X, converted, seeded
+from tests.runtimes.nets import EXACT
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
@@ -15,7 +16,7 @@ pytest.importorskip("openvino")
 def test_the_bias_that_xnnpack_scales_wrong_is_a_fault_of_its_kernel_and_not_of_the_quantization() -> None:
     """ExecuTorch's delegate holds the bias of a linear that is called twice with the first call's scale."""
     pair = pt2qa.pair(torch.export.export(seeded(Twice), (X,)), converted(shared=True), quantizer="xnnpack")
-    names = ["xnnpack", "onnxruntime:int8_activations=true", "openvino"]
+    names = ["xnnpack", "onnxruntime:int8_activations=true", EXACT]
     report = pt2qa.compare_runtimes(pair, [X], names)
     wrong = [(row.op, row.differ, row.right) for row in report.rows if row.differ]
     assert wrong == [("linear", ("xnnpack",), 2)]
