@@ -22,6 +22,13 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> None:
     Temporary files left by a killed process are removed by the next write of the same file.
     A link is followed: the file it points to is replaced.  A pipe or a device is written to directly.
     The new file has the permissions of the one that it replaces, else those that the umask gives.
+
+    Args:
+        path: the file to write; its folder exists.
+        content: all of it.
+
+    Raises:
+        ReportError: the path is a folder, or in none.
     """
     # Names may hold lone surrogates, which UTF-8 lacks.
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content

@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 
 def attribute_of(graph: GraphModule, node: object) -> Any:
-    """What a node reads from the graph, such as a weight, detached; None of anything else."""
+    """What a node reads from the graph, such as a weight, detached; None of anything else.
+
+    Args:
+        graph: the graph module that owns the node.
+        node: a ``get_attr`` node; of any other object, the answer is None.
+    """
     import torch
 
     from pt2qa._graph import handles

@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
-from torchao.quantization.pt2e import qat_utils, utils
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e import utils
 from torchao.quantization.pt2e.quantizer import (
     DerivedQuantizationSpec,
     QuantizationAnnotation,
@@ -210,45 +205,3 @@ def test_dead_code_is_that_of_torch(nested: bool) -> None:
         assert not kept.graph.eliminate_dead_code(lambda node: True)
     assert [str(node) for node in short.graph.nodes] == [str(node) for node in plain.graph.nodes]
     assert len(kept.graph.nodes) == len(plain.graph.nodes) + 2
-
-
-class Normed(nn.Module):
-    """A batch norm that nothing can be folded into; its input's reader counts, too."""
-
-    def __init__(self, *, rooted: bool) -> None:
-        super().__init__()
-        self.norm, self.conv, self.other = nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
-        self.rooted = rooted
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.norm(x).relu()
-        found = self.conv(found) + self.other(found)
-        return found.abs().sqrt() if self.rooted else found
-
-
-@pytest.mark.parametrize("rooted", [False, True])
-def test_a_batch_norm_that_was_not_trained_needs_no_patterns(rooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(2, 3, 8, 8)
-    program = torch.export.export(Normed(rooted=rooted).eval(), (x,)).module()
-    prepared = prepare_pt2e(program, XNNPACKQuantizer().set_global(get_symmetric_quantization_config()))
-    prepared(x)
-    traced: list[Any] = []
-    find, helper = qat_utils.replace_pattern_with_filters, qat_utils._fold_conv_bn_qat_helper
-
-    def counted(*args: Any, **options: Any) -> Any:
-        traced.append(args)
-        return find(*args, **options)
-
-    monkeypatch.setattr(qat_utils, "replace_pattern_with_filters", counted)
-    plain = convert_pt2e(copy.deepcopy(prepared))
-    assert len(traced) == 48
-    traced.clear()
-    with shortcuts():
-        short = convert_pt2e(copy.deepcopy(prepared))
-    assert len(traced) == (48 if rooted else 0)
-    assert qat_utils._fold_conv_bn_qat_helper is helper
-    assert [(node.name, str(node.args)) for node in short.graph.nodes] == [
-        (node.name, str(node.args)) for node in plain.graph.nodes
-    ]
-    assert any("batch_norm" in str(node.target) for node in short.graph.nodes)
-    assert torch.equal(short(x), plain(x))

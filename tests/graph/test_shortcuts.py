@@ -104,6 +104,51 @@ def test_shortcuts_change_nothing(quantizer: str, qat: bool) -> None:
         assert torch.equal(short(X), plain(X))
 
 
+class Normed(nn.Module):
+    """A batch norm that nothing can be folded into, before two readers of one value."""
+
+    def __init__(self, *, rooted: bool) -> None:
+        super().__init__()
+        self.norm, self.conv, self.other = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        self.rooted = rooted
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x).relu()
+        y = self.conv(y) + self.other(y)
+        return y.abs().sqrt() if self.rooted else y
+
+
+# A hundred patterns, which take torchao half a minute.
+@pytest.mark.zoo
+@pytest.mark.parametrize("rooted", [False, True])
+def test_a_batch_norm_that_was_not_trained_needs_no_patterns(rooted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = torch.export.export(Normed(rooted=rooted).eval(), (X,)).module()
+    prepared = prepare_pt2e(graph, resolve("xnnpack").build(graph, qat=False))
+    prepared(X)
+    searched: list[Any] = []
+    search, fold = qat_utils.replace_pattern_with_filters, qat_utils._fold_conv_bn_qat_helper
+
+    def counted(*args: Any, **options: Any) -> Any:
+        searched.append(args)
+        return search(*args, **options)
+
+    monkeypatch.setattr(qat_utils, "replace_pattern_with_filters", counted)
+    torch.manual_seed(1)
+    plain, random = convert_pt2e(copy.deepcopy(prepared)), torch.rand(1)
+    count = len(searched)
+    assert count > 40
+    torch.manual_seed(1)
+    with shortcuts():
+        short = convert_pt2e(copy.deepcopy(prepared))
+    assert torch.rand(1) == random
+    assert len(searched) == (2 * count if rooted else count)
+    assert qat_utils._fold_conv_bn_qat_helper is fold
+    assert any("batch_norm" in str(node.target) for node in short.graph.nodes)
+    assert short.code == plain.code
+    assert described(short) == described(plain)
+    assert torch.equal(short(X), plain(X))
+
+
 def test_patterns_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def traced() -> GraphModule:
         inputs = [torch.randn(1, 1, 3, 3), torch.randn(1, 1, 1, 1), *(torch.randn(1) for _ in range(5))]

@@ -176,6 +176,8 @@ def _fold_if_any(fold: Callable[..., GraphModule], m: GraphModule, *args: Any, *
         return fold(m, *args, **options)
     m.graph.eliminate_dead_code()
     qat_utils._duplicate_dequantize_node(m)
+    for _ in range(8):
+        torch.randn(1)  # the example of a bias, of each pattern that has one
     qat_utils._remove_extra_dequantize(m)
     m.graph.eliminate_dead_code()
     m.recompile()
