@@ -25,18 +25,19 @@ def flow():
     return model, batches[0], batches
 """
 GH = """#!/bin/sh
-printf '%s\\n' "$@" > gh-arguments.txt
+printf '%s\\n' "$*" >> gh-arguments.txt
+[ "$2" != --paginate ] || [ ! -f comments.txt ] || cat comments.txt
 """
 
 
-def run(folder: Path, branch: str, **given: str) -> tuple[list[int], str]:
+def run(folder: Path, branch: str, *, only: Any = None, **given: str) -> tuple[list[int], str]:
     """The exit codes of the steps that run, and what they print; after a failure, those alone that always run."""
     inputs = {name: each.get("default", "") for name, each in ACTION["inputs"].items()} | given
     event = "push" if branch == inputs["main"] else "pull_request"
     known = {f"inputs.{name}": value for name, value in inputs.items()}
     known |= {"github.token": "token", "github.event.pull_request.number": "7"}
     codes, printed = list[int](), ""
-    for step in ACTION["runs"]["steps"]:
+    for step in ACTION["runs"]["steps"] if only is None else [only]:
         condition = str(step.get("if", ""))
         if "github.ref_name" in condition and (branch == inputs["main"]) is ("!=" in condition):
             continue
@@ -52,7 +53,7 @@ def run(folder: Path, branch: str, **given: str) -> tuple[list[int], str]:
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=folder,
-            env={**os.environ, **filled, "PATH": path},
+            env={**os.environ, **filled, "PATH": path, "GITHUB_REPOSITORY": "us/nets"},
             capture_output=True,
             text=True,
         )
@@ -86,12 +87,21 @@ def test_a_model_that_got_worse_fails_and_the_comment_says_what_changed(
     assert codes == [0, 0, 1, 0], printed
     assert "::error title=" in printed
     comment = (folder / "pt2qa-comment.md").read_text(encoding="utf-8")
-    assert comment.startswith("### int8 with xnnpack:per_channel=false\n```text\nSequential")
+    first = "<!-- pt2qa flow.py:flow xnnpack:per_channel=false -->"
+    assert comment.startswith(f"{first}\n### int8 with xnnpack:per_channel=false\n```text\nSequential")
     assert re.search(r"2/linear +worse", comment)
     assert "<summary>Diagnosis</summary>" in comment
-    assert (folder / "gh-arguments.txt").read_text(encoding="utf-8").split()[:5] == (
-        ["pr", "comment", "7", "--body-file", "pt2qa-comment.md"]
-    )
+    told = folder / "gh-arguments.txt"
+    assert told.read_text(encoding="utf-8").splitlines()[1:] == ["pr comment 7 --body-file pt2qa-comment.md"]
+    told.unlink()
+    others = ("3 <!-- pt2qa flow.py:flow x86 -->", "4 <!-- pt2qa flow.py:flow xnnpack -->", f"5 {first}", "6 Nice.")
+    (folder / "comments.txt").write_text("\n".join(others), encoding="utf-8")
+    (comment_step,) = (step for step in ACTION["runs"]["steps"] if step["name"] == "Comment")
+    codes, printed = run(folder, "change", only=comment_step, **given)
+    assert codes == [0], printed
+    assert told.read_text(encoding="utf-8").splitlines()[1:] == [
+        "api --method PATCH repos/us/nets/issues/comments/5 -F body=@pt2qa-comment.md"
+    ]
 
 
 def test_the_first_run_has_nothing_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
