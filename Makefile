@@ -155,7 +155,7 @@ package: $(VENV)/.installed
 all: check test zoo
 
 clean:
-	cd "$(ROOT)" && rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info demo-reports
+	cd "$(ROOT)" && rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-reports
 
 $(COMPAT)/constraints.txt:
 	@mkdir -p "$(COMPAT)"

@@ -10,9 +10,9 @@ import sys
 import sysconfig
 import tarfile
 import venv
+import zipfile
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from importlib.metadata import entry_points, requires, version
+from importlib.metadata import entry_points, metadata, requires, version
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,10 @@ import pt2qa
 ROOT = Path(__file__).parent.parent
 
 
-def pins(extra: str | None) -> set[str]:
-    """The requirements ``name==version`` of the package itself or of one of its extras."""
-    mark = 'extra == "{}"'
-    wanted = [
-        line for line in requires("pt2qa") or [] if (mark.format(extra) in line if extra else "extra ==" not in line)
-    ]
-    return {line.partition(";")[0].strip().lower() for line in wanted if "==" in line.partition(";")[0]}
+def of_extra(extra: str) -> list[Requirement]:
+    """The requirements of an extra."""
+    every = map(Requirement, requires("pt2qa") or [])
+    return [each for each in every if str(each.marker) == f'extra == "{extra}"']
 
 
 def made(variable: str) -> set[str]:
@@ -55,13 +52,19 @@ def test_make_installs_a_stack_that_the_package_takes() -> None:
 
 
 def test_executorch_is_of_the_extras_that_lower_with_it_alone() -> None:
-    assert sorted(line for line in requires("pt2qa") or [] if line.startswith("executorch")) == [
-        f'executorch<1.6,>=1.4.1; extra == "{extra}"' for extra in ("arm", "xnnpack")
-    ]
+    found = {
+        extra: [str(each.specifier) for each in of_extra(extra) if each.name == "executorch"]
+        for extra in metadata("pt2qa").get_all("Provides-Extra") or []
+    }
+    assert found.pop("dev"), "it takes the other extras in"
+    one = ["<1.6,>=1.4.1"]
+    assert {extra: each for extra, each in found.items() if each} == {"arm": one, "xnnpack": one}
 
 
 def test_make_installs_the_models_of_the_zoo_extra() -> None:
-    assert pins("zoo") < made("ZOO")
+    pinned = {f"{each.name}{each.specifier}" for each in of_extra("zoo") if "==" in str(each.specifier)}
+    assert pinned
+    assert pinned < made("ZOO")
 
 
 def test_the_command_and_the_plugins_are_installed() -> None:
@@ -74,16 +77,6 @@ def test_packages_are_typed() -> None:
     packages = [ROOT / "pt2qa", *(ROOT / "quantizers").glob("pt2qa_*")]
     assert len(packages) == 8
     assert [package.name for package in packages if not (package / "py.typed").exists()] == []
-
-
-def test_wheels_hold_every_file_that_the_code_reads() -> None:
-    text = (ROOT / "pyproject.toml").read_text().partition("[tool.setuptools.package-data]\n")[2].partition("\n\n")[0]
-    declared = {name: re.findall(r'"([^"]+)"', patterns) for name, patterns in re.findall(r'"([^"]+)" = (.*)', text)}
-    assert declared["*"] == ["py.typed", "*.pyi"]
-    data = [path for path in (ROOT / "pt2qa").rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
-    for path in data:
-        package = ".".join(path.relative_to(ROOT).parent.parts)
-        assert any(fnmatch(path.name, pattern) for pattern in declared["*"] + declared.get(package, [])), path
 
 
 def test_the_folder_of_the_plugins_is_no_package() -> None:
@@ -138,9 +131,9 @@ class Distributions:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    # From a copy, since setuptools writes next to the sources.
+    # From a copy, whose files are all that there are.
     source, built = tmp_path_factory.mktemp("source") / "pt2qa", tmp_path_factory.mktemp("built")
-    left = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__", "reports", "demo-reports")
+    left = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "reports", "demo-reports")
     shutil.copytree(ROOT, source, ignore=left)
     run(sys.executable, "-m", "build", "--no-isolation", f"--outdir={built}", str(source), cwd=built)
     return Distributions(*(next(built.glob(f"pt2qa-{pt2qa.__version__}{end}")) for end in (".tar.gz", "-*.whl")))
@@ -182,6 +175,25 @@ def test_a_demo_runs_in_an_environment_with_the_wheel(built: Distributions, tmp_
 
 def test_twine_finds_nothing_wrong_with_the_distributions(built: Distributions, tmp_path: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", built.sdist, built.wheel, cwd=tmp_path)
+
+
+def test_a_wheel_holds_every_file_of_the_packages_and_no_other(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = {
+        path.relative_to(ROOT if folder == "pt2qa" else ROOT / folder).as_posix()
+        for folder in ("pt2qa", "quantizers")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert held == files
+
+
+def test_a_type_checker_finds_the_editable_install(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import pt2qa\nimport pt2qa_x86\nwrong: int = pt2qa.capture\n")
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "own.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True)
+    assert re.search(r"own\.py:3: error: Incompatible types in assignment .*\nFound 1 error", done.stdout), done.stdout
 
 
 def test_an_sdist_holds_what_make_test_needs(built: Distributions) -> None:

@@ -18,8 +18,8 @@ def measure_wheel() -> list[Result]:
     """The size of the wheel, packed and unpacked."""
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder, "source"), Path(folder, "built")
-        # From a copy, since setuptools writes next to the sources.
-        left = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
+        # From a copy, whose files are all that there are.
+        left = shutil.ignore_patterns(".*", "build", "dist", "__pycache__")
         shutil.copytree(ROOT, source, ignore=left)
         command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", f"--outdir={built}", str(source)]
         subprocess.run(command, check=True, capture_output=True)
