@@ -21,8 +21,8 @@ for _name in ("torch", "torchao", "executorch"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-# It rewords what is imported after it, for a run of its own: see test_wording.py.
-collect_ignore = ["reworded.py"]
+# Scripts of their own: one rewords what is imported after it (see test_wording.py), one imports OpenVINO.
+collect_ignore = ["reworded.py", "runtimes/without_vnni.py"]
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

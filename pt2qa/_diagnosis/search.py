@@ -468,7 +468,10 @@ class Search:
         return self._pays(each, gain, quality)
 
     def _pays(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
-        """Whether a gain that is certain is worth its cost; half of the noise for free is, where errors matter."""
+        """Whether a gain that is certain is worth its cost; where errors matter, a bit for free is.
+
+        Of other calibration data half of the noise is enough: what is fitted to the data gives a little to any model.
+        """
         aim = self.case.judge.target
         if aim is not None and math.isfinite(aim.at_least):
             return True
@@ -477,7 +480,8 @@ class Search:
         if quality.of_metric and quality.outputs:  # a few labels may be chance
             value = gain.middle
         is_free = not each.cost and not _takes_out(each) and error(before) >= self.worth.least
-        is_fault = each.cause not in NATURAL or (is_free and value >= HALF)
+        enough = HALF if each.cause in OF_DATA else BIT
+        is_fault = each.cause not in NATURAL or (is_free and value >= enough)
         return self.worth.pays(before, value, each.cost, is_fault=is_fault)
 
     def _is_outdone(self, each: Hypothesis, gain: Gain, quality: Outcome) -> bool:
@@ -564,7 +568,10 @@ COSTLY: Final = frozenset({"precision", "outlier-channel", "shared-scale"})
 
 _FLOAT: Final = "it is the float model: nothing that multiplies would be left in int8"
 
-NATURAL: Final = COSTLY | {"bad-sample", "narrow-calibration", "wide-calibration", "calibration-outlier", "observer"}
+OF_DATA: Final = frozenset({"bad-sample", "narrow-calibration", "wide-calibration", "calibration-outlier"})
+"""Causes whose remedy is other calibration data."""
+
+NATURAL: Final = COSTLY | OF_DATA | {"observer"}
 """Causes that are a matter of degree: a sound model has them, too, only smaller."""
 
 
