@@ -26,6 +26,7 @@ from pt2qa.plugins import (
     backends,
     describe,
     observing,
+    onednn_has_vnni,
     options_of,
     quantizer,
     registry,
@@ -397,3 +398,24 @@ def test_taps_that_disturb_are_found_by_halves() -> None:
     assert lost == {"c": "it disturbs"}
     assert tried[0] == ["a", "b", "c", "d"]
     assert observing([], attempt, lost) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "can", "has"),
+    [
+        ("", {"avx2"}, False),
+        ("", {"avx2", "avx_vnni"}, True),
+        ("", {"avx512_vnni"}, True),
+        ("avx2", {"avx_vnni", "avx512_vnni"}, False),
+        ("AVX2_VNNI", {"avx_vnni"}, True),
+        ("AVX2_VNNI", {"avx512_vnni"}, False),
+        ("AVX512_CORE", {"avx512_vnni"}, False),
+        ("AVX512_CORE_VNNI", {"avx512_vnni"}, True),
+    ],
+)
+def test_vnni_is_what_the_cpu_has_and_onednn_may_use(
+    limit: str, can: set[str], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(can, True))
+    assert onednn_has_vnni() == has

@@ -13,7 +13,8 @@ from .scopes import called_modules as called_modules, modules_of as modules_of, 
 # lowering and running, and what a backend takes
 from .protocol import Backend as Backend, DeployedProgram as DeployedProgram, Ran as Ran
 from .taps import attribute_of as attribute_of, handle_of as handle_of, observing as observing
-from .taps import same_outputs as same_outputs, with_outputs as with_outputs, write_atomic as write_atomic
+from .taps import onednn_has_vnni as onednn_has_vnni, same_outputs as same_outputs, with_outputs as with_outputs
+from .taps import write_atomic as write_atomic
 from .backend_spec import BackendSpec as BackendSpec, OpSpec as OpSpec, SpecLine as SpecLine, TensorSpec as TensorSpec
 
 # rules of the structure check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,18 @@ def attribute_of(graph: GraphModule, node: object) -> Any:
 
     value = handles.attribute_of(graph, node)
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def onednn_has_vnni() -> bool:
+    """Whether oneDNN, which Inductor and OpenVINO contain, multiplies int8 with VNNI on this CPU.
+
+    Without it, x86 adds two products in 16 bits, which saturate.  ``ONEDNN_MAX_CPU_ISA`` may forbid it.
+    """
+    import torch
+
+    limit, can = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), torch.cpu.get_capabilities()
+    known = ("avx_vnni",) if limit.startswith("AVX2") else ("avx512_vnni", "avx_vnni", "amx_int8")
+    return limit not in ("SSE41", "AVX", "AVX2", "AVX512_CORE") and any(can.get(name) for name in known)
 
 
 def handle_of(node: Node) -> int | None:

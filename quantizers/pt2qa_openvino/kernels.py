@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ import openvino
 import torch
 
 from pt2qa.errors import DeploymentError
+from pt2qa.plugins import onednn_has_vnni
 
 if TYPE_CHECKING:
     from pt2qa_openvino.backend import IR, OpenVINOBackend, OpenVINOProgram
@@ -24,19 +24,13 @@ NOT_KERNELS = ("Const", "Input", "Output", "Parameter", "Result", "Reorder")
 
 SATURATES = "without VNNI, sums of two products of uint8 and int8 saturate at 16 bits; weights within -64..63 avoid it"
 
-_NO_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
-"""Limits of oneDNN, which OpenVINO contains, under which it adds two products in 16 bits."""
-
 _ROUNDING = re.compile(r".*FakeQuantize(_\d+)?|Convert_\d+|")
 _SET = re.compile(r"sse42|avx\w*?(?=_|$)(_amx|_vnni|_core|_fp16|_bf16)*|neon|sve\w*|acl|mlas")
 
 
 def saturates() -> bool:
     """Whether OpenVINO adds two products of int8 in 16 bits, as on x86 without VNNI; int8 inputs get 128 more."""
-    limit, can = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(), torch.cpu.get_capabilities()
-    known = ("avx_vnni",) if limit.startswith("AVX2") else ("avx512_vnni", "avx_vnni", "amx_int8")
-    has = limit not in _NO_VNNI and any(can.get(name) for name in known)
-    return platform.machine().lower() in ("x86_64", "amd64") and not has
+    return platform.machine().lower() in ("x86_64", "amd64") and not onednn_has_vnni()
 
 
 def core() -> openvino.Core:

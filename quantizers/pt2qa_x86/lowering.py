@@ -22,13 +22,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pt2qa.errors import DeploymentError
-from pt2qa.plugins import Ran, handle_of, op_type, ops_by_name
+from pt2qa.plugins import Ran, handle_of, onednn_has_vnni, op_type, ops_by_name
 from pt2qa_x86.backend import NOT_SAVED
 from pt2qa_x86.internals import argument, kernel_of, lowered_graph, mark_of, op_of, written
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
-_NO_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
-"""Limits of oneDNN under which it adds products of uint8 and int8 in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,9 @@ def lower(graph: GraphModule, inputs: Sequence[Any], taps: Sequence[str]) -> X86
 def instruction_set() -> str:
     """The instructions with which oneDNN multiplies int8 here."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    can: Mapping[str, Any] = torch.cpu.get_capabilities()
-    known = ("avx_vnni",) if limit.startswith("AVX2") else ("avx512_vnni", "avx_vnni", "amx_int8")
-    has = limit not in _NO_VNNI and any(can.get(name) for name in known)
-    said = "with VNNI" if has else "without VNNI: sums of two products of uint8 and int8 saturate at 16 bits"
+    said = (
+        "with VNNI" if onednn_has_vnni() else "without VNNI: sums of two products of uint8 and int8 saturate at 16 bits"
+    )
     which = f"oneDNN limited to {limit}" if limit else torch.backends.cpu.get_cpu_capability()
     return f"instruction set: {which}, {said}"
 
